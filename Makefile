@@ -1,0 +1,46 @@
+# Set-up installs into .venv. A machine with its own torch brings it: make setup TORCH=system
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+RUN := $(VENV)/bin/python
+DEMO_PROMPT ?= a large yellow circle moving right slowly
+DEMO_OUT ?= demo.mp4
+
+.PHONY: setup demo test test-gpu lint format bench clean
+
+setup: $(VENV)/.ready
+
+# torch first and by itself, so that no later requirement picks another build of it.
+$(VENV)/.ready: pyproject.toml
+ifeq ($(TORCH),system)
+	$(PYTHON) -m venv --system-site-packages $(VENV)
+else
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+endif
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[models,dev]"
+	touch $@
+
+demo: setup
+	$(RUN) -m torch.distributed.run --nproc-per-node=2 --standalone --local-addr=127.0.0.1 -m scripts.generate \
+	    --model cosmos3-pocket --prompt "$(DEMO_PROMPT)" --parallel.ulysses 2 --out $(DEMO_OUT)
+
+# Forked tests come last and alone: they fork a process that has not imported torch.
+test: setup lint
+	$(RUN) -m pytest tests/unit tests/parity
+	$(RUN) -m pytest --forked tests/isolated
+
+test-gpu: setup
+	$(RUN) -m pytest tests/gpu
+
+lint: setup
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+format: setup
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

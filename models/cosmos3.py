@@ -1,0 +1,182 @@
+"""Cosmos3 (diffusers `Cosmos3OmniTransformer`): generation rows are sharded, the causal text tower is replicated.
+
+Every layer runs two attentions. The text attends itself, causally, on every rank alike; the generation rows attend
+[generation | text], exchanged by strict Ulysses, with the text as a replicated KV prefix. Once a text's K/V are kept
+(`text.py`), the stack is handed zero text rows and the kept rows are restored at its exit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parallel_attn import KVPrefix, ParallelAttention, Request
+from parallel_attn.errors import refuse, require
+from parallel_attn.exchange import gather_rows
+
+from .loop import Loop
+from .plan import Heads, ModelPlan
+from .text import KeptText, TextReuse
+
+RotaryTables = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class Cosmos3Processor:
+    """Projects, normalizes and rotates as diffusers' own processor does; attends through `ParallelAttention`."""
+
+    def __init__(self, attention: ParallelAttention) -> None:
+        self.attention = attention
+
+    def __call__(
+        self, attn: nn.Module, und_seq: Tensor, gen_seq: Tensor, rotary_emb: RotaryTables
+    ) -> tuple[Tensor, Tensor]:
+        """und_seq [T, C] (zero rows once the text is kept), gen_seq [s, C]; returns both, attended."""
+        cos_und, sin_und, cos_gen, sin_gen = (table.unsqueeze(1) for table in rotary_emb)
+        q_heads, kv_heads = (
+            (attn.num_attention_heads, attn.head_dim),
+            (attn.num_key_value_heads, attn.head_dim),
+        )
+
+        q_gen = _rotate(attn.norm_added_q(attn.add_q_proj(gen_seq).unflatten(-1, q_heads)), cos_gen, sin_gen)
+        k_gen = _rotate(attn.norm_added_k(attn.add_k_proj(gen_seq).unflatten(-1, kv_heads)), cos_gen, sin_gen)
+        v_gen = attn.add_v_proj(gen_seq).unflatten(-1, kv_heads)
+        gen = (q_gen[None], k_gen[None], v_gen[None])
+        if und_seq.shape[0] == 0:
+            return und_seq, attn.to_add_out(self.attention(*gen)[0].flatten(-2))
+
+        q_und = _rotate(attn.norm_q(attn.to_q(und_seq).unflatten(-1, q_heads)), cos_und, sin_und)
+        k_normed = attn.norm_k(attn.to_k(und_seq).unflatten(-1, kv_heads))
+        k_und = _rotate(k_normed, cos_und, sin_und)
+        v_und = attn.to_v(und_seq).unflatten(-1, kv_heads)
+        k_for_gen = k_und
+        if attn.k_norm_und_for_gen is not None:
+            k_for_gen = _rotate(attn.k_norm_und_for_gen(k_normed), cos_und, sin_und)
+        und_out = self.attention.replicated(q_und[None], k_und[None], v_und[None])
+        gen_out = self.attention(*gen, prefix=(k_for_gen[None], v_und[None]))
+        return attn.to_out(und_out[0].flatten(-2)), attn.to_add_out(gen_out[0].flatten(-2))
+
+    # diffusers switches backends and context parallel by writing these; here either would silently change nothing.
+    @property
+    def _attention_backend(self) -> None:
+        return None
+
+    @_attention_backend.setter
+    def _attention_backend(self, value: object) -> None:
+        instead = "attention=AttentionConfig(dense_backend=...) in parallelize()"
+        require([refuse("diffusers-switch", switch="set_attention_backend()", instead=instead)])
+
+    @property
+    def _parallel_config(self) -> None:
+        return None
+
+    @_parallel_config.setter
+    def _parallel_config(self, value: object) -> None:
+        instead = "remove() on the handle first"
+        require([refuse("diffusers-switch", switch="enable_parallelism()", instead=instead)])
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
+
+
+class Cosmos3Seams:
+    """Shards at the stack's entry and gathers at its exit, through the two seams diffusers leaves for it."""
+
+    def __init__(self, loop: Loop, keep_text: bool | None) -> None:
+        self.plan = loop.plan
+        self.texts = TextReuse(loop, keep_text)
+        self._layers = loop.transformer.layers
+        self._text: KeptText | None = None
+        self._rows = 0
+
+    def install(self, transformer: nn.Module) -> Callable[[], None]:
+        """See `Seams.install`."""
+        transformer._cp_shard_fn, transformer._cp_gather_fn = self.shard, self.gather
+
+        def undo() -> None:
+            del transformer._cp_shard_fn, transformer._cp_gather_fn
+            self.texts.drop()
+
+        return undo
+
+    def begin(self, arguments: Mapping[str, Any]) -> None:
+        """See `Seams.begin`."""
+        self._text = self.texts.begin(arguments)
+
+    def shard(self, und: Tensor, gen: Tensor, rotary: RotaryTables) -> tuple[Tensor, Tensor, RotaryTables]:
+        """This rank's generation rows, and the text rows unless they are kept.
+
+        Fresh contiguous tensors, never views: a compiled layer would guard on the views' shared storage and build a
+        second graph.
+        """
+        cos_und, sin_und, cos_gen, sin_gen = rotary
+        self._rows, text_rows = gen.shape[0], und.shape[0]
+        prefix = KVPrefix(rows=text_rows, kind="replicated") if text_rows else None
+        kept = None if self._text is None else self._text.prefix
+        rows = self.plan.begin(Request(rows=self._rows, prefix=prefix), kept_prefix=kept)
+        if kept is not None and kept.complete:
+            und, cos_und, sin_und = (x.new_empty(0, *x.shape[1:]) for x in (und, cos_und, sin_und))
+        else:
+            und, cos_und, sin_und = (x.clone() for x in (und, cos_und, sin_und))
+        gen, cos_gen, sin_gen = (x[rows].clone() for x in (gen, cos_gen, sin_gen))
+        if self._layers[0]._compiled_call_impl is not None:
+            # Equal sizes share a symbol in a first trace (text rows as many as generation rows, or as channels), and
+            # the next request would recompile; a dim marked dynamic gets a symbol of its own.
+            for x in (und, gen, cos_und, sin_und, cos_gen, sin_gen):
+                torch._dynamo.maybe_mark_dynamic(x, 0)
+        return und, gen, (cos_und, sin_und, cos_gen, sin_gen)
+
+    def gather(self, und: Tensor, gen: Tensor) -> tuple[Tensor, Tensor]:
+        """All generation rows on every rank, and the text rows as the stack's first forward left them."""
+        gen = gather_rows(gen, rows=self._rows, axis=self.plan.axis)
+        text = self._text
+        if text is not None and text.prefix.complete:
+            assert text.stack_output is not None
+            und = text.stack_output
+        elif text is not None:
+            text.stack_output = und.clone()
+        return und, gen
+
+    def finish(self) -> None:
+        """See `Seams.finish`."""
+        if self._text is not None:
+            self._text.prefix.complete = len(self._text.prefix.layers) == len(self._layers)
+        self._text = None
+
+    def abort(self) -> None:
+        """See `Seams.abort`."""
+        self._text = None
+        self.texts.drop()
+
+    def report(self) -> dict[str, Any]:
+        """See `Seams.report`."""
+        return {
+            "texts_kept": len(self.texts),
+            "text_forwards_reused": self.texts.reused,
+            "text": self.texts.why_not,
+        }
+
+
+def _heads(config: Mapping[str, Any]) -> Heads:
+    return Heads(query=config["num_attention_heads"], kv=config["num_key_value_heads"], head_dim=config["head_dim"])
+
+
+def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> int:
+    patch = config["latent_patch_size"]
+    return frames * -(-height // patch) * -(-width // patch)
+
+
+COSMOS3 = ModelPlan(
+    name="cosmos3",
+    transformer="Cosmos3OmniTransformer",
+    layers="layers",
+    attention="self_attn",
+    heads=_heads,
+    rows=_rows,
+    processor=Cosmos3Processor,
+    seams=Cosmos3Seams,
+)

@@ -1,0 +1,96 @@
+"""One parallelized transformer inside its denoising loop: what a forward may rely on, checked at its start.
+
+The diffusers hook below surrounds every forward of the transformer. It is also what a pipeline announces its step
+index to (`cache_context`), so a disagreement with the clock is an error instead of a wrong step.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from typing import Any
+
+from diffusers.hooks.hooks import BaseState, ModelHook, StateManager
+from torch import nn
+
+from parallel_attn import AttentionPlan
+from parallel_attn.errors import refuse, require
+
+from .plan import Seams
+
+HOOK_NAME = "parallel_attn"
+
+
+class Loop:
+    """The transformer, its plan, and the pipeline and scheduler that drive it, where there are any."""
+
+    def __init__(self, plan: AttentionPlan, transformer: nn.Module, pipeline: Any | None) -> None:
+        self.plan = plan
+        self.transformer = transformer
+        self._pipeline = None if pipeline is None else weakref.ref(pipeline)
+        self._scheduler = None if pipeline is None else weakref.ref(pipeline.scheduler)
+
+    @property
+    def has_scheduler(self) -> bool:
+        """Whether a scheduler tells the steps (a pipeline was given)."""
+        return self._scheduler is not None
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a clocked request is running, driven by the scheduler bound at apply time where there is one."""
+        return self.plan.clock.step is not None and not self.scheduler_swapped
+
+    @property
+    def scheduler_swapped(self) -> bool:
+        """Whether the pipeline now holds another scheduler than the bound one, so its steps are not counted."""
+        if self._pipeline is None or self._scheduler is None:
+            return False
+        pipeline = self._pipeline()
+        return pipeline is not None and pipeline.scheduler is not self._scheduler()
+
+    def check_step(self, announced: int | None) -> None:
+        """Raise if a pipeline announces another step index than the clock counts."""
+        if announced is not None and self.in_step and announced != self.plan.clock.step:
+            raise RuntimeError(
+                f"the pipeline announces step_index={announced}, its scheduler has finished {self.plan.clock.step} "
+                "steps; one forward of this request ran outside the scheduler's loop"
+            )
+
+
+class ForwardHook(ModelHook):
+    """Surrounds each forward: begin, run, finish; whatever raises drops what the forward left."""
+
+    _is_stateful = True
+
+    def __init__(self, loop: Loop, seams: Seams) -> None:
+        super().__init__()
+        self.loop = loop
+        self.seams = seams
+        self.announced = StateManager(BaseState)
+
+    def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Replaces `module.forward`."""
+        original = self.fn_ref.original_forward
+        try:
+            self._check(module)
+            arguments = inspect.signature(original).bind(*args, **kwargs).arguments
+            self.seams.begin(arguments)
+            output = original(*args, **kwargs)
+            self.seams.finish()
+        except BaseException:
+            self.seams.abort()
+            raise
+        finally:
+            self.loop.plan.end()
+        return output
+
+    def reset_state(self, module: nn.Module) -> nn.Module:
+        """Part of the stateful-hook protocol; the clock, not this hook, holds the loop's state."""
+        return module
+
+    def _check(self, module: nn.Module) -> None:
+        if getattr(module, "is_cache_enabled", False):
+            config = type(module._cache_config).__name__
+            require([refuse("step-cache", config=config, transformer=type(module).__name__)])
+        context = self.announced._context
+        self.loop.check_step(None if context is None else context.step_index)

@@ -1,0 +1,76 @@
+"""What the library needs to know about a diffusers transformer, as data; `apply.py` does the rest.
+
+Adding a model is one file with a `ModelPlan`, registered in `PLANS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import nn
+
+from parallel_attn import ParallelAttention
+
+if TYPE_CHECKING:
+    from .loop import Loop
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heads:
+    """Head counts and width of a model's sharded attention."""
+
+    query: int
+    kv: int
+    head_dim: int
+
+
+class Seams(Protocol):
+    """Where a model's sequence is sharded and gathered, for one parallelized transformer."""
+
+    def install(self, transformer: nn.Module) -> Callable[[], None]:
+        """Attach to the transformer; returns what undoes it."""
+        ...
+
+    def begin(self, arguments: Mapping[str, Any]) -> None:
+        """A forward starts with these arguments, by parameter name."""
+        ...
+
+    def finish(self) -> None:
+        """The forward returned."""
+        ...
+
+    def abort(self) -> None:
+        """The forward raised: drop whatever it left."""
+        ...
+
+    def report(self) -> dict[str, Any]:
+        """What the seams want to say in the handle's report."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelPlan:
+    """One diffusers transformer class."""
+
+    name: str
+    """Short name of the model family."""
+    transformer: str
+    """Class name of the transformer."""
+    layers: str
+    """Path of the list of repeated layers."""
+    attention: str
+    """Path of the attention module inside a layer."""
+    heads: Callable[[Mapping[str, Any]], Heads]
+    """Head counts from the transformer's config."""
+    rows: Callable[[Mapping[str, Any], int, int, int], int]
+    """Sharded rows of a request: (transformer config, latent frames, latent height, latent width)."""
+    processor: Callable[[ParallelAttention], Any]
+    """Makes the attention processor of one layer; always of one class, or compiled layers would not share a graph."""
+    seams: Callable[[Loop, bool | None], Seams]
+    """Makes the seams from the loop and the user's `keep_text`."""
+
+    def attention_modules(self, transformer: nn.Module) -> list[nn.Module]:
+        """The attention module of every layer, in order."""
+        return [layer.get_submodule(self.attention) for layer in transformer.get_submodule(self.layers).children()]

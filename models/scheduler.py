@@ -1,0 +1,59 @@
+"""Binding a step clock to one diffusers scheduler instance.
+
+`set_timesteps` starts the clock with the number of timesteps (a second-order scheduler counts each of its
+iterations), every `step` advances it. Only the bound instance ticks: deep copies (diffusers makes them for sound and
+action), shallow copies and pickles come out as the scheduler's own class.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from parallel_attn.clock import StepClock
+from parallel_attn.errors import refuse, require
+
+
+def bind_scheduler(scheduler: Any, clock: StepClock) -> Callable[[], None]:
+    """Let `scheduler` tell `clock` the steps; returns what undoes it.
+
+    The instance gets a subclass of its class, of the same name; the class itself and other instances are untouched.
+    """
+    original = type(scheduler)
+    if getattr(original, "_ticks", False):
+        state = "shares its scheduler with a parallelized pipeline"
+        require([refuse("already-applied", transformer=original.__name__, state=state)])
+    bound = weakref.ref(scheduler)
+
+    class Ticking(original):  # type: ignore[valid-type, misc]
+        _ticks = True
+
+        @functools.wraps(original.set_timesteps)
+        def set_timesteps(self, *args: Any, **kwargs: Any) -> Any:
+            result = super().set_timesteps(*args, **kwargs)
+            if bound() is self:
+                clock.start(len(self.timesteps))
+            return result
+
+        @functools.wraps(original.step)
+        def step(self, *args: Any, **kwargs: Any) -> Any:
+            result = super().step(*args, **kwargs)
+            if bound() is self:
+                clock.advance()
+            return result
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            rebuild, arguments, *state = super().__reduce_ex__(protocol)
+            return (rebuild, (original, *arguments[1:]), *state)
+
+    for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+        setattr(Ticking, name, getattr(original, name))
+    scheduler.__class__ = Ticking
+
+    def unbind() -> None:
+        scheduler.__class__ = original
+        clock.stop()
+
+    return unbind

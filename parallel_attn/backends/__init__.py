@@ -1,0 +1,33 @@
+"""Dense attention backends: one file each, found by name, judged before launch.
+
+A backend computes softmax(q k^T * scale) v for BSHD tensors with Hq a multiple of Hkv, never expanding K or V. It
+says all its reasons against a call before anything runs, and never hands the call to another kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from .reference import Reference
+from .sdpa import SDPA_KERNELS, Sdpa
+
+
+class DenseBackend(Protocol):
+    """What executes dense attention."""
+
+    name: str
+
+    def reasons_against(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> list[str]:
+        """Every reason this kernel cannot run the call; pure, no launch."""
+        ...
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+        """Attention of q [B, Sq, Hq, D] over k, v [B, Sk, Hkv, D]; a BSHD result of any strides, scale D**-0.5."""
+        ...
+
+
+_dense: list[DenseBackend] = [Reference(), *(Sdpa(kernel) for kernel in SDPA_KERNELS)]
+DENSE_BACKENDS: dict[str, DenseBackend] = {backend.name: backend for backend in _dense}
+"""Every dense backend by the name `--attention.dense-backend` takes."""

@@ -1,0 +1,39 @@
+"""The oracle: eager fp32 attention, one head of one sample at a time, on contiguous copies.
+
+Every head runs through the same operations on the same contiguous numbers whether its neighbours are on this rank
+or not, so the result of a head does not depend on the degree: rank counts agree bit for bit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Reference:
+    """Dense attention any device runs; slow, and the definition of right."""
+
+    name = "reference"
+
+    def reasons_against(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> list[str]:
+        """None: it takes every shape, dtype and device."""
+        return []
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+        """See `DenseBackend.attend`; computes in fp32 (fp64 for fp64 inputs), returns q's dtype."""
+        batch, rows, heads, head_dim = q.shape
+        group = heads // k.shape[2]
+        compute = torch.promote_types(q.dtype, torch.float32)
+        out = q.new_empty(batch, rows, heads, v.shape[3])
+        for b in range(batch):
+            for h in range(heads):
+                q_SD, k_SD, v_SD = (
+                    x[b, :, head].to(compute, memory_format=torch.contiguous_format, copy=True).contiguous()
+                    for x, head in ((q, h), (k, h // group), (v, h // group))
+                )
+                scores = q_SD @ k_SD.T * head_dim**-0.5
+                if causal:
+                    hidden = torch.ones_like(scores, dtype=torch.bool).triu(1)
+                    scores = scores.masked_fill(hidden, float("-inf"))
+                out[b, :, h] = (scores.softmax(-1) @ v_SD).to(q.dtype)
+        return out

@@ -1,0 +1,105 @@
+"""What a user asks for: the parallel and attention settings, as command lines and the Python API spell them.
+
+Values that exist only to be refused (ring, tensor, ...) are fields on purpose: they parse, and then every reason
+is reported at once, before weights load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .errors import Refusal, refuse
+
+RECIPES = ("dense", "cosmos3-switch", "cosmos3-mixed", "cosmos3-sparse", "h3-mixed", "h3-sparse")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelConfig:
+    """How the sequence is spread over ranks; only strict Ulysses runs, the rest is refused by `refusals`."""
+
+    ulysses: int = 1
+    """Degree of strict Ulysses: ranks that share the heads of every attention call."""
+    ring: int = 1
+    """Refused above 1."""
+    allgather: int = 1
+    """Refused above 1."""
+    tensor: int = 1
+    """Refused above 1."""
+    cfg: int = 1
+    """Refused above 1."""
+    hsdp: bool = False
+    """Refused."""
+    mode: Literal["strict", "advanced"] = "strict"
+    """Only strict runs."""
+    stall_timeout: float = 300.0
+    """Seconds after which a collective that never completes is an error."""
+
+    def __post_init__(self) -> None:
+        for name in ("ulysses", "ring", "allgather", "tensor", "cfg"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"parallel.{name} must be at least 1, got {getattr(self, name)}")
+        if not self.stall_timeout > 0:
+            raise ValueError(f"parallel.stall-timeout must be above 0 seconds, got {self.stall_timeout}")
+
+    def refusals(self, *, world_size: int | None = None) -> list[Refusal]:
+        """Every refused setting; with `world_size`, also a world size other than the degree."""
+        found = []
+        for name, code in (("ring", "ring"), ("allgather", "allgather"), ("tensor", "tensor"), ("cfg", "cfg-parallel")):
+            if getattr(self, name) > 1:
+                found.append(refuse(code, value=getattr(self, name)))
+        if self.ulysses > 1 and (self.ring > 1 or self.allgather > 1):
+            found.append(refuse("hybrid", ulysses=self.ulysses, ring=self.ring, allgather=self.allgather))
+        if self.hsdp:
+            found.append(refuse("hsdp"))
+        if self.mode != "strict":
+            found.append(refuse("advanced"))
+        if world_size is not None and world_size != self.ulysses:
+            found.append(refuse("world-size", world_size=world_size, degree=self.ulysses))
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionConfig:
+    """Which attention method and which kernels run it."""
+
+    recipe: str = "dense"
+    """Name of a shipped recipe, or a recipe file."""
+    dense_backend: str = "auto"
+    """auto, reference, sdpa-flash, sdpa-cudnn, sdpa-efficient or sdpa-math."""
+    sparse_backend: str = "auto"
+    """Kernel of block-sparse layers."""
+    kv_dtype: str = "auto"
+    """Only auto (the model's own dtype) runs."""
+
+    def refusals(self) -> list[Refusal]:
+        """Every setting that is refused or not built yet."""
+        found = []
+        if self.recipe != "dense":
+            if self.recipe not in RECIPES:
+                raise ValueError(f"attention.recipe {self.recipe!r} is unknown; known recipes: {', '.join(RECIPES)}")
+            found.append(
+                refuse("not-built", flag=f"--attention.recipe {self.recipe}", instead="--attention.recipe dense")
+            )
+        if self.sparse_backend != "auto":
+            flag = f"--attention.sparse-backend {self.sparse_backend}"
+            found.append(
+                refuse("not-built", flag=flag, instead="--attention.recipe dense, which needs no sparse backend")
+            )
+        if self.kv_dtype != "auto":
+            found.append(refuse("kv-dtype", value=self.kv_dtype))
+        return found
+
+
+def legal_degrees(query_heads: int, kv_heads: int) -> list[int]:
+    """Degrees of strict Ulysses: every divisor of both head counts, ascending."""
+    return [d for d in range(1, kv_heads + 1) if query_heads % d == 0 and kv_heads % d == 0]
+
+
+def head_refusals(query_heads: int, kv_heads: int, *, degree: int) -> list[Refusal]:
+    """Why `degree` cannot split these head counts, with the degrees that can."""
+    legal = legal_degrees(query_heads, kv_heads)
+    if degree in legal:
+        return []
+    values = {"degree": degree, "query_heads": query_heads, "kv_heads": kv_heads}
+    return [refuse("head-count", legal=", ".join(map(str, legal)), **values)]

@@ -1,0 +1,171 @@
+"""The packed all-to-all of strict Ulysses; the only file that communicates activations.
+
+Letters: P degree, S global rows, s local rows, B batch, H heads, h = H / P local heads, D head_dim,
+W = (hq + 2 hkv) * D packed width of one row of one sample.
+
+    local shard q, k, v  [B, s, H, D]                 every head of this rank's rows
+    send                 [P, s, B, W]                 one copy each; slice p holds the heads of rank p
+    recv                 [S (+ prefix rows), B, W]    one all_to_all_single, split sizes from the global S
+    q, k, v              [B, S, h, D]                 strided views of recv: no unpack, at any batch size
+
+The kernel's output in the layout [S, B, hq * D] is already what the way back sends, and one merge copy gives the
+local rows of all heads. Two collectives per attention call. Buffers are allocated here and contiguous by
+construction: Gloo takes non-contiguous outputs and mismatched dtypes without an error and fills them wrongly.
+
+Every rank must make the same calls in the same order: a collective pairs with whatever the other ranks call next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .request import Request, shard_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """This rank's place on the ulysses axis; `group` is None for degree 1 without a process group."""
+
+    group: dist.ProcessGroup | None
+
+    @property
+    def degree(self) -> int:
+        """Ranks on the axis."""
+        return 1 if self.group is None else self.group.size()
+
+    @property
+    def rank(self) -> int:
+        """This rank's number on the axis."""
+        return 0 if self.group is None else self.group.rank()
+
+    def all_to_all(self, recv: Tensor, send: Tensor, recv_splits: list[int], send_splits: list[int]) -> None:
+        """Exchange dim 0 of `send` into `recv`; at degree 1 the only peer is this rank itself."""
+        assert recv.is_contiguous() and send.is_contiguous() and recv.dtype == send.dtype
+        if self.degree == 1:
+            recv.copy_(send)
+        else:
+            dist.all_to_all_single(recv, send, recv_splits, send_splits, group=self.group)
+
+
+def scatter_heads(q: Tensor, k: Tensor, v: Tensor, *, request: Request, axis: Axis) -> tuple[Tensor, Tensor, Tensor]:
+    """Trade this rank's rows of all heads for all rows of this rank's heads, in one collective.
+
+    Takes local BSHD shards; returns BSHD views: q over the physical query rows, k and v over the physical key rows
+    plus `request.replicated_rows` spare rows at the end, for the prefix to be written into.
+    """
+    if request.physical_key_rows == request.rows:
+        return _scatter_aligned(q, k, v, request=request, axis=axis)
+    return _scatter_unaligned(q, k, v, request=request, axis=axis)
+
+
+def gather_rows_of_heads(out: Tensor, *, request: Request, axis: Axis) -> Tensor:
+    """The way back: `out` [S, B, h, D] contiguous becomes this rank's rows of all heads [B, s, H, D]."""
+    degree, (_, batch, heads, head_dim) = axis.degree, out.shape
+    rows = shard_rows(request.rows, degree=degree)
+    if degree == 1:
+        return out.transpose(0, 1).contiguous()
+    local = rows[axis.rank]
+    recv = out.new_empty(degree * local, batch, heads, head_dim)
+    axis.all_to_all(recv, out, [local] * degree, list(rows))
+    recv = recv.view(degree, local, batch, heads, head_dim)
+    return recv.permute(2, 1, 0, 3, 4).reshape(batch, local, degree * heads, head_dim)
+
+
+def gather_rows(x: Tensor, *, rows: int, axis: Axis) -> Tensor:
+    """All rows of a tensor sharded on dim 0, on every rank (a stack's exit).
+
+    An all-to-all in which every peer gets the same rows: unlike an all-gather it takes shards of unequal length.
+    """
+    degree = axis.degree
+    if degree == 1:
+        return x
+    send = torch.cat([x] * degree)
+    recv = x.new_empty(rows, *x.shape[1:])
+    axis.all_to_all(recv, send, list(shard_rows(rows, degree=degree)), [x.shape[0]] * degree)
+    return recv
+
+
+def local_heads(x: Tensor, *, axis: Axis) -> Tensor:
+    """This rank's heads of a tensor [B, S, H, D] that every rank holds in full; a view."""
+    heads = x.shape[2] // axis.degree
+    return x.narrow(2, axis.rank * heads, heads)
+
+
+def _scatter_aligned(q: Tensor, k: Tensor, v: Tensor, *, request: Request, axis: Axis) -> tuple[Tensor, Tensor, Tensor]:
+    degree, (batch, local) = axis.degree, q.shape[:2]
+    parts = [_Part(x, degree) for x in (q, k, v)]
+    width = sum(part.width for part in parts)
+    recv = q.new_empty(request.rows + request.replicated_rows, batch, width)
+    rows = recv[: request.rows]
+    # At degree 1 the send layout is the receive layout: pack straight into it.
+    send = rows.view(1, local, batch, width) if degree == 1 else q.new_empty(degree, local, batch, width)
+    start = 0
+    for part in parts:
+        part.pack(send.narrow(3, start, part.width))
+        start += part.width
+    if degree > 1:
+        splits = list(shard_rows(request.rows, degree=degree))
+        axis.all_to_all(rows, send.view(degree * local, batch, width), splits, [local] * degree)
+    q_cols, kv_cols = recv.split([parts[0].width, width - parts[0].width], dim=2)
+    return (parts[0].view(q_cols[: request.rows]), *_split_kv(kv_cols, parts[1], parts[2]))
+
+
+def _scatter_unaligned(
+    q: Tensor, k: Tensor, v: Tensor, *, request: Request, axis: Axis
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sq != Sk: still one collective, of flat [q rows | kv rows] pieces, at the price of one unpack copy."""
+    degree, batch = axis.degree, q.shape[0]
+    q_part, k_part, v_part = parts = [_Part(x, degree) for x in (q, k, v)]
+    kv_width = k_part.width + v_part.width
+    q_rows, k_rows = (shard_rows(n, degree=degree) for n in (request.rows, request.physical_key_rows))
+    sizes = [batch * (nq * q_part.width + nk * kv_width) for nq, nk in zip(q_rows, k_rows, strict=True)]
+
+    send = q.new_empty(degree, sizes[axis.rank])
+    q_piece, kv_piece = _pieces(send, q.shape[1], k.shape[1], batch, q_part.width, kv_width)
+    q_part.pack(q_piece)
+    for part, piece in zip(parts[1:], kv_piece.split([k_part.width, v_part.width], dim=3), strict=True):
+        part.pack(piece)
+    recv = q.new_empty(sum(sizes))
+    axis.all_to_all(recv, send.view(-1), sizes, [sizes[axis.rank]] * degree)
+
+    q_cols = q.new_empty(request.rows, batch, q_part.width)
+    kv_cols = q.new_empty(request.physical_key_rows + request.replicated_rows, batch, kv_width)
+    q_start = k_start = 0
+    for piece, nq, nk in zip(recv.split(sizes), q_rows, k_rows, strict=True):
+        q_piece, kv_piece = _pieces(piece[None], nq, nk, batch, q_part.width, kv_width)
+        q_cols[q_start : q_start + nq].copy_(q_piece[0])
+        kv_cols[k_start : k_start + nk].copy_(kv_piece[0])
+        q_start, k_start = q_start + nq, k_start + nk
+    return (q_part.view(q_cols), *_split_kv(kv_cols, k_part, v_part))
+
+
+class _Part:
+    """One of q, k, v in the packed row: how its heads are written for each rank, and read back as a view."""
+
+    def __init__(self, x: Tensor, degree: int) -> None:
+        self.x_BsHD = x
+        self.degree = degree
+        self.heads, self.head_dim = x.shape[2] // degree, x.shape[3]
+        self.width = self.heads * self.head_dim
+
+    def pack(self, send_PsBW: Tensor) -> None:
+        per_rank = self.x_BsHD.unflatten(2, (self.degree, self.heads))
+        send_PsBW.unflatten(3, (self.heads, self.head_dim)).copy_(per_rank.permute(2, 1, 0, 3, 4))
+
+    def view(self, rows_SBW: Tensor) -> Tensor:
+        return rows_SBW.unflatten(2, (self.heads, self.head_dim)).transpose(0, 1)
+
+
+def _split_kv(kv_cols: Tensor, k_part: _Part, v_part: _Part) -> tuple[Tensor, Tensor]:
+    k_cols, v_cols = kv_cols.split([k_part.width, v_part.width], dim=2)
+    return k_part.view(k_cols), v_part.view(v_cols)
+
+
+def _pieces(flat: Tensor, nq: int, nk: int, batch: int, q_width: int, kv_width: int) -> tuple[Tensor, Tensor]:
+    """Views of [P, n] flat buffers as q rows [P, nq, B, Wq] and K/V rows [P, nk, B, Wkv]."""
+    q_flat, kv_flat = flat.split([nq * batch * q_width, nk * batch * kv_width], dim=1)
+    return q_flat.unflatten(1, (nq, batch, q_width)), kv_flat.unflatten(1, (nk, batch, kv_width))

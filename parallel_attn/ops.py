@@ -1,0 +1,63 @@
+"""The opaque operators: what a compiled graph sees of an attention call.
+
+`identity` is an int64 CPU tensor [plan number, layer] and the only thing that tells calls apart, so one graph
+serves every layer, step and model: a Python int, string or bool that varied would be guarded and recompiled. What
+runs (exchange, backend, kept prefix) is decided inside, at run time, by the plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .plan import AttentionPlan
+
+_plans: weakref.WeakValueDictionary[int, AttentionPlan] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def register_plan(plan: AttentionPlan) -> int:
+    """Number a plan; the registry holds it weakly, so a plan lives as long as its model's handle."""
+    number = next(_numbers)
+    _plans[number] = plan
+    return number
+
+
+def _look_up(identity: Tensor) -> tuple[AttentionPlan, int]:
+    number, layer = identity.tolist()
+    plan = _plans.get(number)
+    if plan is None:
+        raise RuntimeError("the plan of this attention call no longer exists: its handle was removed or dropped")
+    return plan, layer
+
+
+@torch.library.custom_op("parallel_attn::attention", mutates_args=())
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, prefix_k: Tensor | None, prefix_v: Tensor | None, identity: Tensor
+) -> Tensor:
+    """Exchange, attend, exchange back; see `AttentionPlan.attend`."""
+    plan, layer = _look_up(identity)
+    prefix = None if prefix_k is None or prefix_v is None else (prefix_k, prefix_v)
+    return plan.attend(layer, q, k, v, prefix)
+
+
+@torch.library.custom_op("parallel_attn::replicated_attention", mutates_args=())
+def replicated_attention(q: Tensor, k: Tensor, v: Tensor, identity: Tensor) -> Tensor:
+    """Causal attention without an exchange; see `AttentionPlan.attend_replicated`."""
+    plan, layer = _look_up(identity)
+    return plan.attend_replicated(layer, q, k, v)
+
+
+@attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, prefix_k: Tensor | None, prefix_v: Tensor | None, identity: Tensor) -> Tensor:
+    return q.new_empty(*q.shape[:3], v.shape[3])
+
+
+@replicated_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, identity: Tensor) -> Tensor:
+    return q.new_empty(*q.shape[:3], v.shape[3])

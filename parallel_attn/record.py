@@ -1,0 +1,34 @@
+"""What really ran: per step and layer the path of the last request, and why its backend was picked."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class ExecutionRecord:
+    """Paths by (step, layer), with the number of calls; a step of None stands for calls outside a clocked request.
+
+    Holds names and counts only, no tensors, and is cleared when a request starts, so it never grows over requests.
+    """
+
+    def __init__(self) -> None:
+        self.calls: Counter[tuple[int | None, int, str]] = Counter()
+        self.picks: dict[str, str] = {}
+
+    def clear(self) -> None:
+        """Forget the calls of the last request."""
+        self.calls.clear()
+
+    def note(self, step: int | None, layer: int, path: str) -> None:
+        """One attention call of `layer` in `step` ran `path`."""
+        self.calls[step, layer, path] += 1
+
+    def dispatch(self) -> list[list[str]]:
+        """Steps x layers path names, "+"-joined where one cell ran more than one path, "" where none ran."""
+        steps = sorted({step for step, _, _ in self.calls if step is not None})
+        layers = 1 + max((layer for _, layer, _ in self.calls), default=-1)
+        cells: dict[tuple[int, int], list[str]] = {}
+        for step, layer, path in self.calls:
+            if step is not None:
+                cells.setdefault((step, layer), []).append(path)
+        return [["+".join(sorted(cells.get((step, layer), []))) for layer in range(layers)] for step in steps]

@@ -1,0 +1,159 @@
+"""Generate a video, or one image, from a prompt on one or more ranks.
+
+    torchrun --nproc-per-node=2 -m scripts.generate --model cosmos3-pocket --prompt "two small red squares moving up fast"
+        --parallel.ulysses 2 --out clip.mp4
+
+The real diffusers pipeline and scheduler run the loop; this script only parallelizes its transformer. Every rank
+denoises, rank 0 decodes and writes. The last line of stdout is a JSON document: model, output, latents_sha256,
+world_size, degree, steps, seconds_per_step, peak_bytes, dispatch (steps x layers), backends, text_forwards_reused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import torch.distributed as dist
+import tyro
+from diffusers import DiffusionPipeline
+from PIL import Image
+
+from models import Handle, parallelize
+from models.builtin import checkpoint_folder
+from models.checkpoint import read_transformer_config
+from parallel_attn import init_ulysses_mesh
+from parallel_attn.errors import refuse, require
+
+from . import launch, media
+from .settings import Settings
+
+
+def main(settings: Settings) -> dict[str, Any]:
+    """Check everything that needs no weights, then load, run and write."""
+    settings.check_files()
+    refusals = settings.refusals(world_size=launch.world_size())
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = checkpoint_folder(settings.model, scratch=Path(scratch))
+        plan, config = read_transformer_config(folder)
+        require(refusals + settings.head_refusals(plan, config))
+        with launch.process_group(settings.device, timeout=settings.parallel.stall_timeout):
+            pipeline = load(folder, settings)
+            handle = apply(pipeline, settings)
+            frames, latents, seconds = denoise(pipeline, settings)
+            digest = agreed_digest(latents)
+            if launch.rank() == 0:
+                write(frames, settings)
+            return document(settings, handle, digest, seconds)
+
+
+def load(folder: Path, settings: Settings) -> Any:
+    """The stock pipeline on this rank's device."""
+    if launch.rank() != 0:
+        diffusers.utils.logging.disable_progress_bar()
+    pipeline = DiffusionPipeline.from_pretrained(
+        folder, dtype=getattr(torch, settings.dtype), enable_safety_checker=settings.safety_checker
+    )
+    pipeline.set_progress_bar_config(disable=launch.rank() != 0, file=sys.stderr)
+    if settings.vae_tiling:
+        if not hasattr(pipeline.vae, "enable_tiling"):
+            instead = "leave the flag out; this VAE decodes whole clips"
+            require([refuse("not-built", flag=f"--vae-tiling with {type(pipeline.vae).__name__}", instead=instead)])
+        pipeline.vae.enable_tiling()
+    return pipeline.to(settings.device)
+
+
+def apply(pipeline: Any, settings: Settings) -> Handle:
+    """Parallelize the transformer, then compile its layers if asked."""
+    degree = settings.parallel.ulysses
+    mesh = init_ulysses_mesh(degree, device_type=settings.device) if degree > 1 else None
+    handle = parallelize(pipeline, mesh=mesh, attention=settings.attention)
+    if settings.compile == "regional":
+        pipeline.transformer.compile_repeated_blocks(dynamic=True)
+    elif settings.compile == "full":
+        pipeline.transformer.compile(dynamic=True)
+    return handle
+
+
+def denoise(pipeline: Any, settings: Settings) -> tuple[list[Image.Image], torch.Tensor, list[float]]:
+    """Frames (rank 0 only), the final latents, and the seconds of every step."""
+    request = settings.request()
+    latents: list[torch.Tensor] = []
+    marks = [time.perf_counter()]
+
+    def after_step(_: Any, step: int, timestep: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if settings.device == "cuda":
+            torch.cuda.synchronize()
+        marks.append(time.perf_counter())
+        latents[:] = [tensors["latents"]]
+        return tensors
+
+    output = pipeline(
+        prompt=settings.prompt,
+        negative_prompt=settings.negative_prompt,
+        image=None if settings.image is None else Image.open(settings.image).convert("RGB"),
+        num_frames=request.frames,
+        height=request.height,
+        width=request.width,
+        fps=float(request.fps),
+        num_inference_steps=request.steps,
+        guidance_scale=request.guidance_scale,
+        generator=torch.Generator().manual_seed(settings.seed),
+        output_type="pil" if launch.rank() == 0 else "latent",
+        enable_safety_check=settings.safety_checker,
+        callback_on_step_end=after_step,
+    )
+    frames = output.video if launch.rank() == 0 else []
+    return frames, latents[0], [end - start for start, end in zip(marks, marks[1:], strict=False)]
+
+
+def agreed_digest(latents: torch.Tensor) -> str:
+    """SHA-256 of the latents; raises unless every rank ends with the same bytes."""
+    digest = hashlib.sha256(latents.float().cpu().contiguous().numpy().tobytes()).hexdigest()
+    if launch.world_size() > 1:
+        digests: list[Any] = [None] * launch.world_size()
+        dist.all_gather_object(digests, digest)
+        if len(set(digests)) > 1:
+            raise RuntimeError(f"the ranks ended with different latents: {dict(enumerate(digests))}")
+    return digest
+
+
+def write(frames: list[Image.Image], settings: Settings) -> None:
+    """The MP4, or the PNG of a single frame."""
+    assert settings.out is not None
+    if len(frames) == 1:
+        media.write_image(frames[0], settings.out)
+    else:
+        media.write_video(frames, settings.out, fps=settings.request().fps)
+
+
+def document(settings: Settings, handle: Handle, digest: str, seconds: list[float]) -> dict[str, Any]:
+    """The JSON document of a run."""
+    report = handle.report()
+    cuda = settings.device == "cuda"
+    peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "model": settings.model,
+        "output": str(settings.out),
+        "latents_sha256": digest,
+        "world_size": launch.world_size(),
+        "degree": report["degree"],
+        "steps": len(seconds),
+        "seconds_per_step": statistics.median(seconds),
+        "peak_bytes": peak,
+        "dispatch": report["dispatch"],
+        "backends": report["backends"],
+        "text_forwards_reused": report["text_forwards_reused"],
+    }
+
+
+if __name__ == "__main__":
+    settings = tyro.cli(Settings, description=__doc__)
+    launch.run(lambda: main(settings))

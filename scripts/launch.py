@@ -1,0 +1,79 @@
+"""How every script starts and ends: process group, signals, one JSON document on the last line, an exit code.
+
+Exit codes: 0 success, 2 a refused or malformed request, anything else a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from parallel_attn import UnsupportedError
+
+
+def world_size() -> int:
+    """Ranks of this launch: torchrun's, or 1."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    """This process among them."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def run(main: Callable[[], dict[str, Any]]) -> None:
+    """Run `main`, print its document as the last line of rank 0, and exit.
+
+    A refusal prints its reasons on stderr and {"refused": [...]} as the document, a ValueError {"error": ...}; both
+    exit 2. SIGTERM and SIGINT unwind like an exception, so that no file stays half written.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _unwind)
+    try:
+        document, code = main(), 0
+    except UnsupportedError as error:
+        document, code = {"refused": [asdict(refusal) for refusal in error.refusals]}, 2
+        _say(str(error))
+    except ValueError as error:
+        document, code = {"error": str(error)}, 2
+        _say(f"error: {error}")
+    if rank() == 0:
+        print(json.dumps(document), flush=True)
+    sys.exit(code)
+
+
+@contextmanager
+def process_group(device: str, *, timeout: float) -> Iterator[None]:
+    """The default process group of a torchrun launch (Gloo on cpu, NCCL on cuda); nothing for a single process."""
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if world_size() == 1:
+        yield
+        return
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    yield
+    # Only after success: a failed rank must not wait for peers that are waiting for it.
+    dist.destroy_process_group()
+
+
+def _unwind(number: int, frame: object) -> None:
+    # One signal is enough: torchrun sends more while the first is unwinding.
+    for other in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(other, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+def _say(text: str) -> None:
+    if rank() == 0:
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,99 @@
+"""The flags of `generate`, which `explain` takes as well: dataclasses, so the command line and the code agree."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from models.builtin import GenerationDefaults, generation_defaults
+from models.plan import ModelPlan
+from offload import OffloadConfig
+from parallel_attn import AttentionConfig, ParallelConfig, Refusal
+from parallel_attn.config import head_refusals
+from parallel_attn.errors import refuse
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """One generation."""
+
+    model: str
+    """A built-in name (cosmos3-pocket, cosmos3-tiny) or a folder in the diffusers pipeline format."""
+    prompt: str = ""
+    """What to show."""
+    negative_prompt: str = ""
+    """What not to show."""
+    guidance_scale: float | None = None
+    """Classifier-free guidance; 1 runs one forward a step. The checkpoint's own value when left out."""
+    height: int | None = None
+    """Pixels."""
+    width: int | None = None
+    """Pixels."""
+    frames: int | None = None
+    """Video frames; 1 makes an image."""
+    fps: int | None = None
+    """Frames per second."""
+    steps: int | None = None
+    """Denoising iterations."""
+    seed: int = 0
+    """Of the initial noise."""
+    image: Path | None = None
+    """First frame, for image-to-video."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of weights and activations."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the model runs; ranks take the device of their local rank."""
+    safety_checker: bool = False
+    """Run the pipeline's guardrail, when it is installed."""
+    vae_tiling: bool = False
+    """Decode in tiles, for less memory."""
+    compile: Literal["eager", "regional", "full"] = "eager"
+    """regional compiles each repeated layer."""
+    out: Path | None = None
+    """The file to write: .mp4, or .png for one frame."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
+
+    def request(self) -> GenerationDefaults:
+        """The request with the checkpoint's own value for whatever was left out."""
+        own = generation_defaults(self.model)
+        names = ("height", "width", "frames", "fps", "steps", "guidance_scale")
+        given = {name: getattr(self, name) for name in names}
+        return GenerationDefaults(**{n: getattr(own, n) if v is None else v for n, v in given.items()})
+
+    def check_files(self) -> None:
+        """Raise ValueError for a prompt, an input or an output that cannot be what was meant."""
+        if not self.prompt:
+            raise ValueError("--prompt is empty; say what to show")
+        if self.out is None:
+            raise ValueError("--out is missing; name the .mp4 (or, for one frame, .png) to write")
+        suffix = ".png" if self.request().frames == 1 else ".mp4"
+        if self.out.suffix != suffix:
+            raise ValueError(f"--out {self.out} must end in {suffix} for --frames {self.request().frames}")
+        if not self.out.parent.is_dir():
+            raise ValueError(f"--out {self.out}: the folder {self.out.parent} does not exist")
+        if self.image is not None and not self.image.is_file():
+            raise ValueError(f"--image {self.image} is not a file")
+
+    def refusals(self, *, world_size: int | None) -> list[Refusal]:
+        """Everything that can be refused from the flags alone."""
+        found = [*self.parallel.refusals(world_size=world_size), *self.attention.refusals()]
+        if self.compile == "full" and (self.parallel.ulysses > 1 or self.offload.mode != "none"):
+            found.append(refuse("full-compile"))
+        if self.offload.mode == "distributed":
+            found.append(refuse("distributed-offload"))
+        elif self.offload.mode != "none":
+            flag = f"--offload.mode {self.offload.mode}"
+            found.append(refuse("not-built", flag=flag, instead="--offload.mode none"))
+        if self.safety_checker and importlib.util.find_spec("cosmos_guardrail") is None:
+            found.append(refuse("safety-checker"))
+        return found
+
+    def head_refusals(self, plan: ModelPlan, config: Mapping[str, Any]) -> list[Refusal]:
+        """Why the degree cannot split this model's heads; from its config, before weights load."""
+        heads = plan.heads(config)
+        return head_refusals(heads.query, heads.kv, degree=self.parallel.ulysses)

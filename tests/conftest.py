@@ -1,0 +1,24 @@
+"""Fixtures shared by the unit and parity tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Callable[..., list]]:
+    """`ranks(world_size, function, *args)`: run on a persistent pool, results by rank."""
+    from tests.pool import RankPool
+
+    pools: dict[int, RankPool] = {}
+
+    def run(world_size: int, function: Callable, *args: object, **options: float) -> list:
+        if world_size not in pools or not pools[world_size].alive:
+            pools[world_size] = RankPool(world_size)
+        return pools[world_size].run(function, *args, **options)
+
+    yield run
+    for pool in pools.values():
+        pool.close()
