@@ -117,7 +117,7 @@ class Cosmos3Seams:
         self._rows, text_rows = gen.shape[0], und.shape[0]
         prefix = KVPrefix(rows=text_rows, kind="replicated") if text_rows else None
         kept = None if self._text is None else self._text.prefix
-        rows = self.plan.begin(Request(rows=self._rows, prefix=prefix), kept_prefix=kept)
+        rows = self.plan.begin(Request(rows=self._rows, prefix=prefix), kept_prefix=kept, dtype=str(gen.dtype))
         if kept is not None and kept.complete:
             und, cos_und, sin_und = (x.new_empty(0, *x.shape[1:]) for x in (und, cos_und, sin_und))
         else:

@@ -77,8 +77,9 @@ class ForwardHook(ModelHook):
             self.seams.begin(arguments)
             output = original(*args, **kwargs)
             self.seams.finish()
-        except BaseException:
+        except BaseException as error:
             self.seams.abort()
+            self.loop.plan.fail(error)
             raise
         finally:
             self.loop.plan.end()

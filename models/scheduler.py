@@ -45,8 +45,8 @@ def bind_scheduler(scheduler: Any, clock: StepClock) -> Callable[[], None]:
             return result
 
         def __reduce_ex__(self, protocol: Any) -> Any:
-            rebuild, arguments, *state = super().__reduce_ex__(protocol)
-            return (rebuild, (original, *arguments[1:]), *state)
+            _, (_, *arguments), *state = super().__reduce_ex__(protocol)
+            return (original.__new__, (original, *arguments), *state)
 
     for name in ("__name__", "__qualname__", "__module__", "__doc__"):
         setattr(Ticking, name, getattr(original, name))

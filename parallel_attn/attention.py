@@ -43,9 +43,12 @@ class ParallelAttention:
         require_no_grad(q, k, v, *(prefix or ()))
         if request is None:
             return ops.attention(q, k, v, prefix_k, prefix_v, self.identity)
-        self.plan.begin(request)
         try:
+            self.plan.begin_call(request, layer=int(self.identity[1]), q=q, k=k, v=v, prefix=prefix)
             return ops.attention(q, k, v, prefix_k, prefix_v, self.identity)
+        except BaseException as error:
+            self.plan.fail(error)
+            raise
         finally:
             self.plan.end()
 

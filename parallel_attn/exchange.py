@@ -17,12 +17,14 @@ Every rank must make the same calls in the same order: a collective pairs with w
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .liveness import Liveness
 from .request import Request, shard_rows
 
 
@@ -31,6 +33,7 @@ class Axis:
     """This rank's place on the ulysses axis; `group` is None for degree 1 without a process group."""
 
     group: dist.ProcessGroup | None
+    liveness: Liveness | None = None
 
     @property
     def degree(self) -> int:
@@ -47,7 +50,8 @@ class Axis:
         assert recv.is_contiguous() and send.is_contiguous() and recv.dtype == send.dtype
         if self.degree == 1:
             recv.copy_(send)
-        else:
+            return
+        with self.liveness.exchanging() if self.liveness else nullcontext():
             dist.all_to_all_single(recv, send, recv_splits, send_splits, group=self.group)
 
 

@@ -49,8 +49,8 @@ def attention(
 @torch.library.custom_op("parallel_attn::replicated_attention", mutates_args=())
 def replicated_attention(q: Tensor, k: Tensor, v: Tensor, identity: Tensor) -> Tensor:
     """Causal attention without an exchange; see `AttentionPlan.attend_replicated`."""
-    plan, layer = _look_up(identity)
-    return plan.attend_replicated(layer, q, k, v)
+    plan, _ = _look_up(identity)
+    return plan.attend_replicated(q, k, v)
 
 
 @attention.register_fake

@@ -6,14 +6,22 @@ Two models have two plans and share nothing.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from . import exchange
+from .agreement import Digest
+from .backends import DenseBackend
+from .backends.call import DenseCall
 from .clock import StepClock
 from .config import AttentionConfig, head_refusals
 from .errors import require
+from .liveness import liveness_of
 from .mesh import ulysses_group
 from .ops import register_plan
 from .platform import check_backend_name, pick_dense
@@ -29,92 +37,127 @@ class AttentionPlan:
         self.config = config or AttentionConfig()
         require(self.config.refusals())
         check_backend_name(self.config.dense_backend)
-        self.axis = exchange.Axis(ulysses_group(mesh))
+        group = ulysses_group(mesh)
+        self.liveness = liveness_of(group) if group is not None and group.size() > 1 else None
+        self.axis = exchange.Axis(group, self.liveness)
         self.clock = StepClock()
         self.record = ExecutionRecord()
         self.clock.on_start.append(self.record.clear)
         self.request: Request | None = None
         self.kept_prefix: KeptPrefix | None = None
         self.id = register_plan(self)
+        self._number = 0 if self.liveness is None else self.liveness.number_plan()
 
-    def begin(self, request: Request, *, kept_prefix: KeptPrefix | None = None) -> slice:
-        """Make `request` the one being run; returns the rows of the global sequence that this rank holds."""
+    def begin(self, request: Request, *, kept_prefix: KeptPrefix | None = None, **about: Any) -> slice:
+        """Make `request` the one being run, once every rank agrees that it is; returns this rank's global rows.
+
+        `about`: further values the ranks must share. Raises the same `AgreementError` on every rank.
+        """
         self.request, self.kept_prefix = request, kept_prefix
+        self._agree(self._digest(about))
         return local_rows(request.rows, degree=self.axis.degree, rank=self.axis.rank)
+
+    def begin_call(
+        self, request: Request, *, layer: int, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None
+    ) -> None:
+        """`begin` for a single attention call: what is wrong with this rank's tensors is voted on, then raised."""
+        self.request = request
+        try:
+            self._check(request, q, k, v, prefix)
+        except Exception as error:
+            self._agree(error)
+        batch, _, heads, head_dim = q.shape
+        shape = {"batch": batch, "query heads": heads, "KV heads": k.shape[2], "head_dim": head_dim}
+        self._agree(self._digest({"layer": layer, "dtype": str(q.dtype), **shape, "value head_dim": v.shape[3]}))
 
     def end(self) -> None:
         """The request's forward is over: nothing of it stays."""
         self.request = self.kept_prefix = None
 
+    def fail(self, error: BaseException) -> None:
+        """This rank raised: tell the others before it leaves the collective order."""
+        if self.liveness is not None:
+            self.liveness.fail(error)
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
         """One attention call on local shards [B, s, H, D]; returns [B, s, Hq, Dv] contiguous."""
         request = self._require_request()
-        self._check_shards(request, q, k, v)
-        prefix = self._local_prefix(request, layer, q, prefix)
-        q, k, v = exchange.scatter_heads(q, k, v, request=request, axis=self.axis)
-        out = self._attend_valid(request, layer, q, k, v, prefix)
-        return exchange.gather_rows_of_heads(out, request=request, axis=self.axis)
+        spans, backends = self._check(request, q, k, v, prefix)
+        prefix = self._local_prefix(layer, prefix)
+        # Nothing above has communicated, and nothing below refuses.
+        with self.liveness.call() if self.liveness else nullcontext():
+            q, k, v = exchange.scatter_heads(q, k, v, request=request, axis=self.axis)
+            if prefix is not None:
+                _write_prefix(request, (k, v), prefix)
+            out = _attend_spans(request, spans, backends, q, k, v)
+            self.record.note(self.clock.step, layer, "+".join(sorted({backend.name for backend in backends})))
+            return exchange.gather_rows_of_heads(out, request=request, axis=self.axis)
 
-    def attend_replicated(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_replicated(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention over rows that every rank holds in full (the text tower): no exchange, any row count."""
         if q.shape[1] == 0:
             return q.new_empty(*q.shape[:3], v.shape[3])
-        return self._run(q, k, v, causal=True)[0].contiguous()
+        span = _Span(slice(None), q.shape[1], k.shape[1])
+        return self._pick(q, k, v, span, causal=True).attend(q, k, v, causal=True).contiguous()
 
-    def _attend_valid(
-        self, request: Request, layer: int, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None
-    ) -> Tensor:
-        """Attention over the valid rows only, in send layout [S, B, h, D]; pad queries come out as zeros."""
-        batch = q.shape[0]
-        queries, keys, prefix_rows = (
-            count(batch) for count in (request.valid_queries, request.valid_keys, request.prefix_rows)
+    def _pick(self, q: Tensor, k: Tensor, v: Tensor, span: _Span, *, causal: bool = False) -> DenseBackend:
+        """The backend for this rank's heads over the rows of `span`; causal attention is not split over ranks."""
+        degree = 1 if causal else self.axis.degree
+        call = DenseCall(
+            device=q.device,
+            dtype=q.dtype,
+            batch=len(range(q.shape[0])[span.samples]),
+            query_rows=span.queries,
+            key_rows=span.keys,
+            query_heads=q.shape[2] // degree,
+            kv_heads=k.shape[2] // degree,
+            head_dim=q.shape[3],
+            value_dim=v.shape[3],
+            causal=causal,
         )
-        if prefix is not None:
-            # After the valid rows and over any pad rows: the rows that count are then one view from row 0 on.
-            for whole, part in ((k, prefix[0]), (v, prefix[1])):
-                for b in range(batch):
-                    whole[b, keys[b] : keys[b] + prefix_rows[b]] = part[b, : prefix_rows[b]]
-        seen = tuple(valid + rows for valid, rows in zip(keys, prefix_rows, strict=True))
-        if len(set(queries)) == len(set(seen)) == 1:
-            samples = [(slice(None), queries[0], seen[0])]
-        else:
-            samples = [(slice(b, b + 1), queries[b], seen[b]) for b in range(batch)]
-        whole_batch = len(samples) == 1 and queries[0] == request.rows
-        out = None if whole_batch else q.new_zeros(request.rows, batch, q.shape[2], v.shape[3])
-        for sample, n_queries, n_keys in samples:
-            part, path = self._run(q[sample, :n_queries], k[sample, :n_keys], v[sample, :n_keys], causal=False)
-            if out is None:
-                out = part.transpose(0, 1).contiguous()  # no copy where the kernel wrote [S, B, H, D] already
-            else:
-                out[:n_queries, sample] = part.transpose(0, 1)
-        self.record.note(self.clock.step, layer, path)
-        assert out is not None
-        return out
-
-    def _run(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, str]:
-        pick = pick_dense(self.config.dense_backend, q, k, v, causal=causal)
+        pick = pick_dense(self.config.dense_backend, call)
         self.record.picks[pick.backend.name] = pick.why
-        return pick.backend.attend(q, k, v, causal=causal), pick.backend.name
+        return pick.backend
 
-    def _local_prefix(
-        self, request: Request, layer: int, q: Tensor, prefix: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor] | None:
+    def _agree(self, digest: Digest | Exception) -> None:
+        if self.liveness is not None:
+            self.liveness.vote(digest)
+        elif isinstance(digest, Exception):
+            raise digest
+
+    def _digest(self, about: Digest) -> Digest:
+        """What every rank must share before the first exchange of a request."""
+        if self.liveness is None:
+            return {}
+        group = self.axis.group
+        assert group is not None
+        lengths = {name.replace("_", " "): value for name, value in asdict(self._require_request()).items()}
+        return {
+            "mesh group": group.group_name,
+            "mesh ranks": self.liveness.ranks,
+            "plan": self._number,
+            "dense backend": self.config.dense_backend,
+            "call": self.liveness.calls_entered,
+            "step": self.clock.step,
+            "text kept": self.kept_prefix is not None and self.kept_prefix.complete,
+            **lengths,
+            **about,
+        }
+
+    def _check(
+        self, request: Request, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None
+    ) -> tuple[list[_Span], list[DenseBackend]]:
+        """Raise for everything wrong with this rank's call; else its spans and their backends."""
+        self._check_shards(request, q, k, v)
+        self._check_prefix(request, q, prefix)
+        spans = _spans(request, q.shape[0])
+        return spans, [self._pick(q, k, v, span) for span in spans]
+
+    def _local_prefix(self, layer: int, prefix: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
         """This rank's heads of the replicated prefix: from the call, or kept from an earlier forward."""
-        rows = request.replicated_rows
         kept = self.kept_prefix
-        if prefix is None and kept is not None and kept.complete:
-            return kept.layers[layer]
-        given = 0 if prefix is None else prefix[0].shape[1]
-        if given != rows:
-            raise ValueError(f"the call brings {given} prefix rows, the request says {rows} replicated prefix rows")
         if prefix is None:
-            return None
-        for name, part in zip("kv", prefix, strict=True):
-            if part.dtype != q.dtype or part.device != q.device or part.shape[0] != q.shape[0]:
-                raise ValueError(
-                    f"prefix {name} is {part.dtype} on {part.device} with batch {part.shape[0]}; "
-                    f"q is {q.dtype} on {q.device} with batch {q.shape[0]}"
-                )
+            return kept.layers[layer] if kept is not None and kept.complete else None
         local_k, local_v = (exchange.local_heads(part, axis=self.axis) for part in prefix)
         if kept is not None and not kept.complete:
             kept.keep(layer, local_k, local_v)
@@ -124,6 +167,20 @@ class AttentionPlan:
         if self.request is None:
             raise ValueError("no request is running: pass request=Request(rows=...) to the call")
         return self.request
+
+    def _check_prefix(self, request: Request, q: Tensor, prefix: tuple[Tensor, Tensor] | None) -> None:
+        rows = request.replicated_rows
+        if prefix is None and self.kept_prefix is not None and self.kept_prefix.complete:
+            return
+        given = 0 if prefix is None else prefix[0].shape[1]
+        if given != rows:
+            raise ValueError(f"the call brings {given} prefix rows, the request says {rows} replicated prefix rows")
+        for name, part in zip("kv", prefix or (), strict=False):
+            if part.dtype != q.dtype or part.device != q.device or part.shape[0] != q.shape[0]:
+                raise ValueError(
+                    f"prefix {name} is {part.dtype} on {part.device} with batch {part.shape[0]}; "
+                    f"q is {q.dtype} on {q.device} with batch {q.shape[0]}"
+                )
 
     def _check_shards(self, request: Request, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Everything wrong with this rank's tensors, before any collective."""
@@ -146,6 +203,54 @@ class AttentionPlan:
         if q.shape[2] % k.shape[2]:
             raise ValueError(f"{q.shape[2]} query heads are not a multiple of {k.shape[2]} KV heads")
         require(head_refusals(q.shape[2], k.shape[2], degree=degree))
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Samples of equal lengths: their valid query rows, and their valid keys with the replicated prefix."""
+
+    samples: slice
+    queries: int
+    keys: int
+
+
+def _spans(request: Request, batch: int) -> list[_Span]:
+    """One span when all samples are alike, else one per sample."""
+    prefix_rows, valid_keys = request.prefix_rows(batch), request.valid_keys(batch)
+    lengths = [
+        (queries, keys + rows)
+        for queries, keys, rows in zip(request.valid_queries(batch), valid_keys, prefix_rows, strict=True)
+    ]
+    if len(set(lengths)) == 1:
+        return [_Span(slice(None), *lengths[0])]
+    return [_Span(slice(b, b + 1), *pair) for b, pair in enumerate(lengths)]
+
+
+def _write_prefix(request: Request, whole: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor]) -> None:
+    """Put the prefix after the valid rows and over any pad rows: what counts is then one view from row 0 on."""
+    batch = prefix[0].shape[0]
+    starts, rows = request.valid_keys(batch), request.prefix_rows(batch)
+    for to, part in zip(whole, prefix, strict=True):
+        for b in range(batch):
+            to[b, starts[b] : starts[b] + rows[b]] = part[b, : rows[b]]
+
+
+def _attend_spans(
+    request: Request, spans: list[_Span], backends: list[DenseBackend], q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    """Attention over the valid rows only, in send layout [S, B, h, D]; pad queries come out as zeros."""
+    parts = [
+        backend.attend(
+            q[span.samples, : span.queries], k[span.samples, : span.keys], v[span.samples, : span.keys], causal=False
+        )
+        for span, backend in zip(spans, backends, strict=True)
+    ]
+    if len(spans) == 1 and spans[0].queries == request.rows:
+        return parts[0].transpose(0, 1).contiguous()  # no copy where the kernel wrote [S, B, H, D] already
+    out = q.new_zeros(request.rows, q.shape[0], q.shape[2], v.shape[3])
+    for span, part in zip(spans, parts, strict=True):
+        out[: span.queries, span.samples] = part.transpose(0, 1)
+    return out
 
 
 def require_no_grad(*tensors: Tensor) -> None:

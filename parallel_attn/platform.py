@@ -7,11 +7,11 @@ and says why: the pick and the reasons against those before it are part of the r
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
+from functools import lru_cache
 
 from .backends import DENSE_BACKENDS, DenseBackend
-from .errors import refuse, require
+from .backends.call import DenseCall
+from .errors import UnsupportedError, refuse
 
 _ORDER = {"cpu": ("sdpa-flash", "reference"), "cuda": ("sdpa-cudnn", "sdpa-flash", "reference")}
 
@@ -31,21 +31,21 @@ def check_backend_name(name: str) -> None:
         raise ValueError(f"attention.dense-backend {name!r} is unknown; known backends: {known}")
 
 
-def pick_dense(name: str, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Pick:
+@lru_cache(maxsize=256)
+def pick_dense(name: str, call: DenseCall) -> Pick:
     """The backend `name` for this call, or the platform's first that runs it when the name is auto.
 
     Raises `UnsupportedError` with every reason when it cannot run.
     """
-    order = _ORDER.get(q.device.type, ("reference",)) if name == "auto" else (name,)
+    order = _ORDER.get(call.device.type, ("reference",)) if name == "auto" else (name,)
     against: list[str] = []
     for candidate in order:
         backend = DENSE_BACKENDS[candidate]
-        reasons = backend.reasons_against(q, k, v, causal=causal)
+        reasons = backend.reasons_against(call)
         if not reasons:
-            why = "requested" if name != "auto" else f"auto on {q.device.type}"
+            why = "requested" if name != "auto" else f"auto on {call.device.type}"
             return Pick(backend, "; ".join((why, *against)))
         against.append(f"not {candidate}: {', '.join(reasons)}")
-    path = "causal" if causal else "dense"
+    path = "causal" if call.causal else "dense"
     instead = "--attention.dense-backend auto, which picks one that runs here"
-    require([refuse("backend", name=name, path=path, reasons="; ".join(against), instead=instead)])
-    raise AssertionError("require() raised")
+    raise UnsupportedError([refuse("backend", name=name, path=path, reasons="; ".join(against), instead=instead)])

@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 
 from parallel_attn import UnsupportedError
+from parallel_attn.agreement import AgreementError
+from parallel_attn.liveness import every_liveness
 
 
 def world_size() -> int:
@@ -31,25 +33,38 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def run(main: Callable[[], dict[str, Any]]) -> None:
+def run(main: Callable[[], dict[str, Any] | tuple[dict[str, Any], int]]) -> None:
     """Run `main`, print its document as the last line of rank 0, and exit.
 
-    A refusal prints its reasons on stderr and {"refused": [...]} as the document, a ValueError {"error": ...}; both
-    exit 2. SIGTERM and SIGINT unwind like an exception, so that no file stays half written.
+    `main` returns the document, or the document and an exit code where returning is not yet success. A refusal
+    prints its reasons on stderr and {"refused": [...]} as the document, a ValueError {"error": ...}; both exit 2.
+    SIGTERM and SIGINT unwind like an exception, so that no file stays half written.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _unwind)
+    catch_signals()
     try:
-        document, code = main(), 0
+        result = main()
+        document, code = result if isinstance(result, tuple) else (result, 0)
     except UnsupportedError as error:
         document, code = {"refused": [asdict(refusal) for refusal in error.refusals]}, 2
         _say(str(error))
     except ValueError as error:
         document, code = {"error": str(error)}, 2
         _say(f"error: {error}")
+    except AgreementError as error:
+        # The data group may wait for a rank that will never come, and would wait in its destructor too.
+        print(f"rank {rank()}: {error}", file=sys.stderr, flush=True)
+        for liveness in every_liveness():
+            liveness.close()
+        os._exit(1)
     if rank() == 0:
         print(json.dumps(document), flush=True)
     sys.exit(code)
+
+
+def catch_signals() -> None:
+    """Let SIGTERM and SIGINT unwind like an exception, after saying what ended the run where that is known."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _unwind)
 
 
 @contextmanager
@@ -71,6 +86,9 @@ def _unwind(number: int, frame: object) -> None:
     # One signal is enough: torchrun sends more while the first is unwinding.
     for other in (signal.SIGTERM, signal.SIGINT):
         signal.signal(other, signal.SIG_IGN)
+    # torchrun ends the others a tenth of a second after one rank fails; they still say why.
+    for liveness in every_liveness():
+        liveness.cause()
     raise SystemExit(128 + number)
 
 

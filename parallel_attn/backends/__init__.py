@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from .call import DenseCall
 from .reference import Reference
 from .sdpa import SDPA_KERNELS, Sdpa
 
@@ -19,7 +20,7 @@ class DenseBackend(Protocol):
 
     name: str
 
-    def reasons_against(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> list[str]:
+    def reasons_against(self, call: DenseCall) -> list[str]:
         """Every reason this kernel cannot run the call; pure, no launch."""
         ...
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .call import DenseCall
+
 
 class Reference:
     """Dense attention any device runs; slow, and the definition of right."""
 
     name = "reference"
 
-    def reasons_against(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> list[str]:
+    def reasons_against(self, call: DenseCall) -> list[str]:
         """None: it takes every shape, dtype and device."""
         return []
 

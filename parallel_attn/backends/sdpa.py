@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .call import DenseCall
+
 SDPA_KERNELS = ("flash", "cudnn", "efficient", "math")
 
 _aten = torch.ops.aten
@@ -26,29 +28,34 @@ class Sdpa:
         self.kernel = kernel
         self.name = f"sdpa-{kernel}"
 
-    def reasons_against(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> list[str]:
+    def reasons_against(self, call: DenseCall) -> list[str]:
         """See `DenseBackend.reasons_against`."""
-        device, head_dim, reasons = q.device.type, q.shape[3], []
+        device, reasons = call.device.type, []
         if self.kernel in ("cudnn", "efficient") and device != "cuda":
             reasons.append(f"the tensors are on {device}, the kernel exists on cuda only")
-        if self.kernel in ("efficient", "math") and q.shape[2] != k.shape[2]:
-            reasons.append(f"{q.shape[2]} query heads over {k.shape[2]} KV heads: the kernel would expand K and V")
-        if self.kernel != "math" and v.shape[3] != head_dim:
-            reasons.append(f"head_dim of v is {v.shape[3]}, of q and k {head_dim}; they must be equal")
+        if self.kernel in ("efficient", "math") and call.grouped:
+            heads = f"{call.query_heads} query heads over {call.kv_heads} KV heads"
+            reasons.append(f"{heads}: the kernel would expand K and V")
+        if self.kernel != "math" and call.value_dim != call.head_dim:
+            reasons.append(f"head_dim of v is {call.value_dim}, of q and k {call.head_dim}; they must be equal")
         if device == "cuda" and self.kernel in ("flash", "cudnn"):
-            if q.dtype not in _CUDA_DTYPES:
-                reasons.append(f"dtype is {q.dtype}, supported: float16, bfloat16")
-            if head_dim % 8 or head_dim > 256:
-                reasons.append(f"head_dim is {head_dim}, supported: multiples of 8 up to 256")
-            reasons += self._asked(q, k, v, causal) if not reasons else []
+            if call.dtype not in _CUDA_DTYPES:
+                reasons.append(f"dtype is {call.dtype}, supported: float16, bfloat16")
+            if call.head_dim % 8 or call.head_dim > 256:
+                reasons.append(f"head_dim is {call.head_dim}, supported: multiples of 8 up to 256")
+            if not reasons and not self._accepted_by_torch(call):
+                reasons.append(f"torch {torch.__version__} refuses it on this GPU for these shapes")
         return reasons
 
-    def _asked(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[str]:
+    def _accepted_by_torch(self, call: DenseCall) -> bool:
         """PyTorch's own verdict on a CUDA call, which also knows the chip and the library versions."""
-        views = [x.transpose(1, 2) for x in (q, k, v)]
-        params = torch.backends.cuda.SDPAParams(*views, None, 0.0, causal, q.shape[2] != k.shape[2])
-        ask = getattr(torch.backends.cuda, f"can_use_{'flash' if self.kernel == 'flash' else 'cudnn'}_attention")
-        return [] if ask(params) else [f"torch {torch.__version__} refuses it on this GPU for these shapes"]
+        shapes = ((call.query_rows, call.query_heads), *((call.key_rows, call.kv_heads),) * 2)
+        row = torch.empty(call.head_dim, dtype=call.dtype, device=call.device)
+        q, k, v = (row.expand(call.batch, heads, rows, call.head_dim) for rows, heads in shapes)
+        params = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, call.causal, call.grouped)
+        if self.kernel == "flash":
+            return torch.backends.cuda.can_use_flash_attention(params)
+        return torch.backends.cuda.can_use_cudnn_attention(params)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         """See `DenseBackend.attend`."""

@@ -1,0 +1,134 @@
+"""Real processes, real faults: every living rank names the rank at fault within ten seconds and exits non-zero.
+
+Ten seconds is the promise, not a measurement: each rank starts its own clock when the fault is about to happen.
+`tests/run_drills.py` runs all faults under torchrun, on two and four ranks and on two groups of two.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WITHIN = 10.0
+
+# What every living rank of the faulty rank's group says; {r} is the faulty rank.
+FAULTS = {
+    "raises": r"rank {r} raised ZeroDivisionError: the drill's own",
+    "raises_in_forward": r"rank {r} raised RuntimeError: shape",
+    "one_branch_fails": r"rank {r} raised IndexError: index out of range",
+    "exits": r"rank {r} left before this call; last call 1",
+    "killed": r"rank {r} exited or was killed; last call \d, phase \w+",
+    "killed_while_others_compute": r"rank {r} exited or was killed",
+    "stopped": r"rank {r} is stopped; last call",
+    "stopped_in_the_exchange": r"rank {r} is stopped; last call",
+    "first_rank_killed": r"rank {r} (is gone, and the control store with it|exited or was killed)",
+    "first_rank_stopped": r"rank {r} is stopped",
+    "other_dtype": r"dtype differs \(rank 0: 'torch.float16',.*odd: rank {r}",
+    "other_text_length": r"prefix differs .*odd: rank {r}",
+    "other_known_shape": r"rows differs .*odd: rank {r}",
+    "skipped_call": r"layer differs .*odd: rank {r}",
+    "swapped_groups": r"mesh group differs .*odd: rank {r}",
+}
+
+
+@dataclass
+class Rank:
+    """One process of a drill: what it said, and how long after READY it ended."""
+
+    process: subprocess.Popen
+    lines: list[str] = field(default_factory=list)
+    ready: float | None = None
+    ended: float | None = None
+
+    def read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if line.startswith("READY"):
+                self.ready = time.monotonic()
+        self.process.wait()
+        self.ended = time.monotonic()
+
+
+def launch(fault: str, *, world_size: int, store: Path, groups: bool = False, **environment: str) -> list[Rank]:
+    ranks = []
+    for number in range(world_size):
+        names = {"RANK": str(number), "WORLD_SIZE": str(world_size), "DRILL_STORE": str(store), "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.drills", fault, *(["--groups"] if groups else [])],
+            cwd=ROOT,
+            env={**os.environ, **names, **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        ranks.append(Rank(process))
+    return ranks
+
+
+def finish(ranks: list[Rank], living: list[int], *, patience: float = 90.0) -> None:
+    """Wait for the living ranks to end, then end the rest."""
+    readers = [threading.Thread(target=rank.read, daemon=True) for rank in ranks]
+    for reader in readers:
+        reader.start()
+    until = time.monotonic() + patience
+    for number in living:
+        readers[number].join(max(until - time.monotonic(), 0))
+    for rank in ranks:
+        rank.process.kill()
+    for reader in readers:
+        reader.join()
+
+
+def check(fault: str, *, world_size: int, store: Path, groups: bool = False) -> None:
+    ranks = launch(fault, world_size=world_size, store=store, groups=groups)
+    first = fault.startswith("first_rank")
+    faulty = 0 if first else world_size - 1
+    members = [r for r in range(world_size) if not groups or (r < world_size // 2) == (faulty < world_size // 2)]
+    agreed = "differs" in FAULTS[fault]
+    living = [r for r in members if agreed or r != faulty]
+    finish(ranks, living)
+    for number in living:
+        rank, text = ranks[number], "".join(ranks[number].lines)
+        assert re.search(FAULTS[fault].format(r=faulty), text), f"rank {number} said:\n{text}"
+        assert rank.process.returncode not in (0, -9), f"rank {number} ended with {rank.process.returncode}:\n{text}"
+        assert rank.ready is not None
+        assert rank.ended is not None
+        assert rank.ended - rank.ready < WITHIN, text
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_two_ranks(fault, tmp_path):
+    check(fault, world_size=2, store=tmp_path / "store")
+
+
+@pytest.mark.parametrize(("fault", "groups"), [("killed", False), ("other_dtype", False), ("stopped", True)])
+def test_four_ranks_and_two_groups_of_two(fault, groups, tmp_path):
+    check(fault, world_size=4, store=tmp_path / "store", groups=groups)
+
+
+def test_a_slow_rank_is_reported_then_given_up(tmp_path):
+    ranks = launch("sleeps", world_size=2, store=tmp_path / "store")
+    finish(ranks, [0, 1])
+    texts = ["".join(rank.lines) for rank in ranks]
+    assert re.search(r"rank 0 waits for rank 1: last call 1, phase run", texts[0])
+    for text in texts:
+        assert "rank 1 has not arrived within 12 s (--parallel.stall-timeout)" in text
+    assert all(rank.process.returncode not in (0, -9) for rank in ranks)
+
+
+@pytest.mark.parametrize(("fault", "amount"), [("compiles_for_long", "14"), ("holds_the_interpreter", "700000")])
+def test_a_rank_that_compiles_or_holds_the_interpreter_is_no_alarm(fault, amount, tmp_path):
+    ranks = launch(fault, world_size=2, store=tmp_path / "store", DRILL_SECONDS=amount, DRILL_DIGITS=amount)
+    finish(ranks, [0, 1])
+    for number, rank in enumerate(ranks):
+        assert f"DONE {number}" in "".join(rank.lines), "".join(rank.lines)
+        assert rank.process.returncode == 0
