@@ -3,7 +3,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 RUN := $(VENV)/bin/python
-DEMO_PROMPT ?= a large yellow circle moving right slowly
+DEMO_PROMPT ?= two large yellow circles moving up fast
 DEMO_OUT ?= demo.mp4
 
 .PHONY: setup demo test test-gpu lint format bench clean

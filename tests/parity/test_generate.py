@@ -1,0 +1,161 @@
+"""The main job, launched as a user launches it: torchrun on two Gloo ranks, a prompt in, a file and a document out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+import torch
+import tyro
+from PIL import Image
+
+from models.pocket.analyse import analyse
+from models.pocket.captions import HELD_OUT, caption
+from models.tiny import write_cosmos3_tiny
+from parallel_attn import UnsupportedError
+from scripts import generate
+from scripts.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+TORCHRUN = [
+    sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2",
+]  # fmt: skip
+DEMO = next(attributes for attributes in HELD_OUT if caption(attributes) == "two large yellow circles moving up fast")
+
+
+def command(*flags: str, ranks: int = 2, model: str = "cosmos3-tiny") -> list[str]:
+    start = TORCHRUN if ranks == 2 else [sys.executable]
+    return [*start, "-m", "scripts.generate", "--model", model, "--parallel.ulysses", str(ranks), *flags]
+
+
+def run(*flags: str, **options) -> tuple[int, dict]:
+    done = subprocess.run(command(*flags, **options), cwd=ROOT, capture_output=True, text=True, timeout=150)
+    last = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "null"
+    assert done.returncode in (0, 2) or options.get("ranks") == 2, done.stderr
+    return done.returncode, json.loads(last) or {"stderr": done.stderr}
+
+
+def read_video(path: Path) -> torch.Tensor:
+    """Frames [1, 3, F, H, W] in [0, 1]."""
+    reader = imageio_ffmpeg.read_frames(str(path))
+    width, height = next(reader)["size"]
+    frames = np.stack([np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in reader])
+    return torch.from_numpy(frames).permute(3, 0, 1, 2)[None] / 255
+
+
+def test_the_video_shows_what_the_prompt_says(tmp_path):
+    out = tmp_path / "clip.mp4"
+    code, document = run("--prompt", caption(DEMO), "--out", str(out), model="cosmos3-pocket")
+    assert code == 0, document
+    assert analyse(read_video(out))[0] == DEMO
+    assert (document["world_size"], document["degree"], document["steps"]) == (2, 2, 20)
+    assert document["dispatch"] == [["sdpa-flash"] * 6] * 20
+    assert document["text_forwards_reused"] == 2 * 20 - 2
+    assert document["seconds_per_step"] > 0
+    assert document["peak_bytes"] > 0
+    assert len(document["latents_sha256"]) == 64
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_one_frame_is_an_image_and_an_image_starts_a_video(tmp_path):
+    code, image = run("--prompt", "a red ball", "--frames", "1", "--out", str(tmp_path / "a.png"), ranks=1)
+    assert code == 0
+    assert Image.open(tmp_path / "a.png").size == (64, 64)
+    flags = ("--prompt", "a red ball", "--image", str(tmp_path / "a.png"), "--out")
+    code, video = run(*flags, str(tmp_path / "b.mp4"))
+    assert code == 0
+    assert read_video(tmp_path / "b.mp4").shape == (1, 3, 9, 64, 64)
+    _, other = run(*flags, str(tmp_path / "c.mp4"), "--negative-prompt", "dark")
+    assert len({image["latents_sha256"], video["latents_sha256"], other["latents_sha256"]}) == 3
+
+
+def test_a_checkpoint_folder_and_regional_compilation(tmp_path):
+    folder = str(write_cosmos3_tiny(tmp_path / "checkpoint"))
+    size = ("--height", "64", "--width", "64", "--frames", "5", "--steps", "2", "--guidance-scale", "3", "--fps", "12")
+    code, document = run("--prompt", "x", "--out", str(tmp_path / "a.mp4"), *size, model=folder, ranks=1)
+    assert code == 0, document
+    _, builtin = run("--prompt", "x", "--out", str(tmp_path / "b.mp4"), *size, ranks=1)
+    assert builtin["latents_sha256"] == document["latents_sha256"], "the built-in is the same checkpoint"
+    code, _ = run("--prompt", "x", "--out", str(tmp_path / "c.mp4"), *size, "--compile", "regional", ranks=1)
+    assert code == 0
+    plain, compiled = (read_video(tmp_path / name) for name in ("a.mp4", "c.mp4"))
+    assert plain.shape[2] == 5
+    assert (plain - compiled).abs().max() < 0.05
+
+
+REFUSED = [
+    (["--parallel.ring", "2"], ["ring"]),
+    (["--parallel.ulysses", "2"], ["world-size"]),
+    (["--parallel.ulysses", "4"], ["world-size", "head-count"]),
+    (["--attention.recipe", "cosmos3-sparse", "--offload.mode", "layerwise"], ["not-built", "not-built"]),
+    (["--offload.mode", "distributed", "--compile", "full"], ["full-compile", "distributed-offload"]),
+    (["--safety-checker", "--attention.kv-dtype", "fp8"], ["kv-dtype", "safety-checker"]),
+]
+MISTAKEN = [
+    (["--prompt", ""], "--prompt is empty"),
+    (["--out", "a.png"], "must end in .mp4 for --frames 9"),
+    (["--out", "nowhere/a.mp4"], "the folder nowhere does not exist"),
+    (["--image", "missing.png"], "--image missing.png is not a file"),
+    (["--model", "cosmos3-huge"], "there is no such folder"),
+]
+
+
+def settings(tmp_path: Path, flags: list[str]) -> Settings:
+    base = ["--model", "cosmos3-tiny", "--prompt", "x", "--out", str(tmp_path / "a.mp4")]
+    return tyro.cli(Settings, args=[*base, *flags])
+
+
+@pytest.mark.parametrize(("flags", "codes"), REFUSED)
+def test_refused_flags_are_all_named_before_weights_load(tmp_path, monkeypatch, flags, codes):
+    monkeypatch.setattr(generate, "load", lambda *a: pytest.fail("loaded"))
+    with pytest.raises(UnsupportedError) as caught:
+        generate.main(settings(tmp_path, flags))
+    assert [refusal.code for refusal in caught.value.refusals] == codes
+
+
+@pytest.mark.parametrize(("flags", "message"), MISTAKEN)
+def test_mistakes_are_one_sentence(tmp_path, flags, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        generate.main(settings(tmp_path, flags))
+
+
+def test_refusals_and_mistakes_exit_2_with_a_document(tmp_path):
+    out = tmp_path / "a.mp4"
+    code, document = run("--prompt", "x", "--out", str(out), "--parallel.ring", "2", ranks=1)
+    assert code == 2
+    assert [refusal["code"] for refusal in document["refused"]] == ["ring"]
+    code, document = run("--prompt", "", "--out", str(out), ranks=1)
+    assert code == 2
+    assert "--prompt is empty" in document["error"]
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_every_rank_and_leaves_no_file(tmp_path, number):
+    flags = ("--prompt", caption(DEMO), "--out", str(tmp_path / "clip.mp4"), "--steps", "500")
+    process = subprocess.Popen(
+        command(*flags, model="cosmos3-pocket"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:  # the progress bar of rank 0: both ranks are in the loop
+        if "2/500" in line:
+            break
+    process.send_signal(number)
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode not in (0, None), rest
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ProcessLookupError):  # no rank of the launch's session is left
+        os.killpg(process.pid, 0)

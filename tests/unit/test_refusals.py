@@ -1,0 +1,167 @@
+"""What is refused is refused up front, with its code and every reason, beside the nearest case that runs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from diffusers import Cosmos3OmniTransformer, FirstBlockCacheConfig, WanTransformer3DModel
+
+from models import parallelize
+from parallel_attn import AttentionConfig, AttentionPlan, ParallelConfig, UnsupportedError, errors, legal_degrees
+from tests.cosmos3_inputs import forward_arguments, pipeline, tiny_transformer
+
+
+def codes(refusals):
+    return [refusal.code for refusal in refusals]
+
+
+PARALLEL = [
+    (dict(ring=2), ["ring"]),
+    (dict(allgather=2), ["allgather"]),
+    (dict(tensor=2), ["tensor"]),
+    (dict(cfg=2), ["cfg-parallel"]),
+    (dict(hsdp=True), ["hsdp"]),
+    (dict(mode="advanced"), ["advanced"]),
+    (dict(ulysses=2, ring=2), ["ring", "hybrid"]),
+    (dict(ulysses=2, allgather=4, hsdp=True), ["allgather", "hybrid", "hsdp"]),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), PARALLEL)
+def test_other_parallelism_is_refused_with_all_reasons(settings, expected):
+    assert codes(ParallelConfig(**settings).refusals()) == expected
+
+
+def test_strict_ulysses_alone_is_not_refused():
+    assert ParallelConfig(ulysses=8).refusals() == []
+    assert ParallelConfig(ulysses=8).refusals(world_size=8) == []
+    assert codes(ParallelConfig(ulysses=8).refusals(world_size=4)) == ["world-size"]
+
+
+@pytest.mark.parametrize(("field", "value"), [("ulysses", 0), ("ring", 0), ("tensor", -1), ("stall_timeout", 0.0)])
+def test_numbers_that_cannot_be(field, value):
+    with pytest.raises(ValueError, match=f"parallel.{field.replace('_', '-')} must be .*{value}"):
+        ParallelConfig(**{field: value})
+
+
+def test_attention_settings():
+    assert AttentionConfig().refusals() == []
+    assert codes(AttentionConfig(recipe="cosmos3-mixed", kv_dtype="fp8").refusals()) == ["not-built", "kv-dtype"]
+    with pytest.raises(ValueError, match="recipe 'fast' is unknown; known recipes: dense,"):
+        AttentionConfig(recipe="fast").refusals()
+    with pytest.raises(ValueError, match="dense-backend 'fa9' is unknown; known backends: auto, reference, sdpa-flash"):
+        AttentionPlan(config=AttentionConfig(dense_backend="fa9"))
+    with pytest.raises(UnsupportedError, match="kv-dtype"):
+        AttentionPlan(config=AttentionConfig(kv_dtype="int8"))
+
+
+@pytest.mark.parametrize(
+    ("heads", "legal"),
+    [((32, 8), [1, 2, 4, 8]), ((56, 56), [1, 2, 4, 7, 8, 14, 28, 56]), ((24, 1), [1]), ((9, 6), [1, 3])],
+)
+def test_legal_degrees_divide_both_head_counts(heads, legal):
+    assert legal_degrees(*heads) == legal
+
+
+def test_every_row_of_the_table_reads_as_a_sentence():
+    class AnyWord(dict):
+        def __missing__(self, word):
+            return "X"
+
+    for code, row in errors._TABLE.items():
+        text = str(errors.Refusal(code, *(part.format_map(AnyWord()) for part in row)))
+        assert text.startswith(f"[{code}] ")
+        assert "{" not in text
+        assert ". Instead: " in text
+
+
+class FourRanks:
+    """Stands for a mesh of four ranks: refusals must not need more of it than its size."""
+
+    mesh_dim_names = ("ulysses",)
+
+    def __getitem__(self, axis):
+        return self
+
+    def size(self):
+        return 4
+
+
+def test_a_degree_the_heads_do_not_allow_names_those_they_do():
+    with pytest.raises(UnsupportedError, match=r"degree 4 with 8 query heads and 2 KV heads.*legal degrees 1, 2\."):
+        parallelize(tiny_transformer(), mesh=FourRanks())
+
+
+def test_applying_twice_is_refused_until_removed():
+    transformer = tiny_transformer()
+    handle = parallelize(transformer)
+    with pytest.raises(UnsupportedError, match=r"already-applied.*is parallelized already"):
+        parallelize(transformer)
+    handle.remove()
+    parallelize(transformer).remove()
+
+
+def test_diffusers_context_parallel_below_is_refused():
+    transformer = tiny_transformer()
+    transformer.layers[1].self_attn.processor._parallel_config = object()
+    with pytest.raises(UnsupportedError, match="runs diffusers' own context parallel"):
+        parallelize(transformer)
+    transformer = tiny_transformer()
+    transformer._cp_shard_fn = lambda *a: a
+    with pytest.raises(UnsupportedError, match="has other sharding seams set"):
+        parallelize(transformer)
+
+
+def test_diffusers_switches_above_are_refused():
+    transformer = tiny_transformer()
+    handle = parallelize(transformer)
+    with pytest.raises(UnsupportedError, match=r"diffusers-switch.*set_attention_backend"):
+        transformer.set_attention_backend("native")
+    with pytest.raises(UnsupportedError, match=r"diffusers-switch.*enable_parallelism"):
+        transformer.layers[0].self_attn.processor._parallel_config = object()
+    handle.remove()
+    transformer.set_attention_backend("native")
+
+
+def test_a_step_cache_is_refused_before_and_after():
+    transformer = tiny_transformer()
+    transformer._cache_config = FirstBlockCacheConfig(threshold=0.1)
+    with pytest.raises(UnsupportedError, match=r"step-cache.*FirstBlockCacheConfig"):
+        parallelize(transformer)
+    transformer._cache_config = None
+    parallelize(transformer)
+    transformer._cache_config = FirstBlockCacheConfig(threshold=0.1)
+    with torch.no_grad(), pytest.raises(UnsupportedError, match="step-cache"):
+        transformer(**forward_arguments(transformer))
+
+
+def test_a_model_without_a_plan_is_refused():
+    wan = WanTransformer3DModel(
+        num_layers=1, num_attention_heads=2, attention_head_dim=12, ffn_dim=8, text_dim=8, freq_dim=8, in_channels=4,
+        out_channels=4,
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match=r"a WanTransformer3DModel: no model plan.*one of Cosmos3Omni"):
+        parallelize(wan)
+
+
+def test_a_failure_while_applying_leaves_the_model_stock():
+    pipe = pipeline()
+    parallelize(pipe).remove()
+    other = copy.copy(pipe)
+    other.transformer = tiny_transformer()
+    handle = parallelize(other)  # binds the scheduler that pipe shares
+    processors = [layer.self_attn.processor for layer in pipe.transformer.layers]
+    with pytest.raises(UnsupportedError, match="shares its scheduler"):
+        parallelize(pipe)
+    assert [layer.self_attn.processor for layer in pipe.transformer.layers] == processors
+    assert "_cp_shard_fn" not in vars(pipe.transformer)
+    handle.remove()
+    parallelize(pipe)
+
+
+def test_other_instances_and_the_class_are_untouched():
+    before = dict(vars(Cosmos3OmniTransformer))
+    parallelize(tiny_transformer())
+    assert dict(vars(Cosmos3OmniTransformer)) == before
