@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from torch import nn
+
 from .loop import Loop
 from .plan import ModelPlan, Seams
 
@@ -18,6 +20,11 @@ class Handle:
         self.loop = loop
         self.seams = seams
         self._undo = undo
+
+    @property
+    def attention_modules(self) -> list[nn.Module]:
+        """The attention module of every layer, in order."""
+        return self.spec.attention_modules(self.loop.transformer)
 
     @contextmanager
     def denoising(self, total: int) -> Iterator[Handle]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from diffusers.hooks.hooks import BaseState, ModelHook, StateManager
@@ -67,6 +68,7 @@ class ForwardHook(ModelHook):
         self.loop = loop
         self.seams = seams
         self.announced = StateManager(BaseState)
+        self._tells_compilation = False
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Replaces `module.forward`."""
@@ -93,5 +95,26 @@ class ForwardHook(ModelHook):
         if getattr(module, "is_cache_enabled", False):
             config = type(module._cache_config).__name__
             require([refuse("step-cache", config=config, transformer=type(module).__name__)])
+        if not self._tells_compilation and any(m._compiled_call_impl is not None for m in module.modules()):
+            self._tells_compilation = True
+            _tell_compilation(self.loop.plan)
         context = self.announced._context
         self.loop.check_step(None if context is None else context.step_index)
+
+
+def _tell_compilation(plan: AttentionPlan) -> None:
+    """Let the other ranks know while a layer compiles here, however long that takes: they wait without an alarm."""
+    from torch._dynamo.callback import callback_handler
+
+    reference = weakref.ref(plan)
+
+    def say(phase: str) -> Callable[..., None]:
+        def callback(*_: object) -> None:
+            alive = reference()
+            if alive is not None and alive.liveness is not None:
+                alive.liveness.phase = phase
+
+        return callback
+
+    callback_handler.register_start_callback(say("compile"))
+    callback_handler.register_end_callback(say("run"))

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from . import ops
-from .plan import AttentionPlan, require_no_grad
+from .checks import require_no_grad
+from .errors import refuse, require
+from .plan import AttentionPlan
 from .request import Request
 
 
@@ -31,20 +33,28 @@ class ParallelAttention:
         *,
         prefix: tuple[Tensor, Tensor] | None = None,
         request: Request | None = None,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        cu_seqlens: Tensor | None = None,
+        block_table: Tensor | None = None,
     ) -> Tensor:
         """Softmax attention of the whole sequence, full (not causal), scale head_dim**-0.5.
 
         q [B, s, Hq, D], k and v [B, s, Hkv, D]: this rank's rows of every head, any strides; `prefix`: k and v of a
         replicated prefix [B, T, Hkv, D], equal on all ranks. Returns [B, s, Hq, D]. `request` names the global
         lengths; a model that began its request on the plan leaves it out. Every rank must make the same calls in
-        the same order. Raises ValueError or `UnsupportedError` before any collective.
+        the same order. `mask`, `causal`, `cu_seqlens` and `block_table` are there to be refused with their reasons.
+        Raises ValueError or `UnsupportedError` before any collective.
         """
+        asked = {"mask": mask, "causal": causal or None, "packed-documents": cu_seqlens, "paged-kv": block_table}
+        refused = [code for code, value in asked.items() if value is not None]
         prefix_k, prefix_v = prefix if prefix is not None else (None, None)
-        require_no_grad(q, k, v, *(prefix or ()))
         if request is None:
+            require(map(refuse, refused))
+            require_no_grad(q, k, v, *(prefix or ()))
             return ops.attention(q, k, v, prefix_k, prefix_v, self.identity)
         try:
-            self.plan.begin_call(request, layer=int(self.identity[1]), q=q, k=k, v=v, prefix=prefix)
+            self.plan.begin_call(request, int(self.identity[1]), q, k, v, prefix, refused=refused)
             return ops.attention(q, k, v, prefix_k, prefix_v, self.identity)
         except BaseException as error:
             self.plan.fail(error)

@@ -56,7 +56,7 @@ _TABLE: dict[str, tuple[str, str, str]] = {
         "one of the legal degrees {legal}",
     ),
     "backend": (
-        "attention backend {name!r} for {path} attention",
+        "attention backend {name} for {path} attention",
         "{reasons}",
         "{instead}",
     ),
@@ -74,6 +74,26 @@ _TABLE: dict[str, tuple[str, str, str]] = {
         "--attention.kv-dtype {value}",
         "quantized K/V changes the result; selection and kernels here are qualified for the model's own dtype only",
         "--attention.kv-dtype auto",
+    ),
+    "paged-kv": (
+        "a paged K/V cache (block_table)",
+        "a denoising step attends one contiguous sequence; there is no cache to page",
+        "contiguous k and v",
+    ),
+    "mask": (
+        "an attention mask",
+        "block-sparse kernels take lists of blocks, and a mask over the exchanged sequence would cost its square",
+        "Request(valid_rows=...) for padding, KVPrefix for rows that every query attends",
+    ),
+    "causal": (
+        "causal attention over a sequence that is split over ranks",
+        "generation rows attend each other in both directions; a causal order is supported for replicated rows only",
+        "ParallelAttention.replicated() for rows that every rank holds in full",
+    ),
+    "packed-documents": (
+        "several documents in one sequence (cu_seqlens)",
+        "selection and padding are typed for one document per sample",
+        "one sample per document in the batch, with Request(valid_rows=(...))",
     ),
     "already-applied": (
         "parallelize() on a {transformer} that {state}",
@@ -145,3 +165,17 @@ def require(refusals: Iterable[Refusal]) -> None:
     refusals = tuple(refusals)
     if refusals:
         raise UnsupportedError(refusals)
+
+
+class _Placeholder(dict[str, str]):
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __missing__(self, word: str) -> str:
+        return self.text
+
+
+def table(*, placeholder: str) -> list[Refusal]:
+    """Every row of the table, with `placeholder` for the words a request fills in."""
+    words = _Placeholder(placeholder)
+    return [Refusal(code, *(part.format_map(words) for part in row)) for code, row in _TABLE.items()]

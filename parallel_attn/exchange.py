@@ -26,6 +26,7 @@ from torch import Tensor
 
 from .liveness import Liveness
 from .request import Request, shard_rows
+from .trace import span
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Axis:
         if self.degree == 1:
             recv.copy_(send)
             return
-        with self.liveness.exchanging() if self.liveness else nullcontext():
+        with span("exchange"), self.liveness.exchanging() if self.liveness else nullcontext():
             dist.all_to_all_single(recv, send, recv_splits, send_splits, group=self.group)
 
 
@@ -76,7 +77,8 @@ def gather_rows_of_heads(out: Tensor, *, request: Request, axis: Axis) -> Tensor
     recv = out.new_empty(degree * local, batch, heads, head_dim)
     axis.all_to_all(recv, out, [local] * degree, list(rows))
     recv = recv.view(degree, local, batch, heads, head_dim)
-    return recv.permute(2, 1, 0, 3, 4).reshape(batch, local, degree * heads, head_dim)
+    with span("merge"):
+        return recv.permute(2, 1, 0, 3, 4).reshape(batch, local, degree * heads, head_dim)
 
 
 def gather_rows(x: Tensor, *, rows: int, axis: Axis) -> Tensor:
@@ -158,7 +160,8 @@ class _Part:
 
     def pack(self, send_PsBW: Tensor) -> None:
         per_rank = self.x_BsHD.unflatten(2, (self.degree, self.heads))
-        send_PsBW.unflatten(3, (self.heads, self.head_dim)).copy_(per_rank.permute(2, 1, 0, 3, 4))
+        with span("pack"):
+            send_PsBW.unflatten(3, (self.heads, self.head_dim)).copy_(per_rank.permute(2, 1, 0, 3, 4))
 
     def view(self, rows_SBW: Tensor) -> Tensor:
         return rows_SBW.unflatten(2, (self.heads, self.head_dim)).transpose(0, 1)

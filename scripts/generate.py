@@ -1,7 +1,7 @@
 """Generate a video, or one image, from a prompt on one or more ranks.
 
-    torchrun --nproc-per-node=2 -m scripts.generate --model cosmos3-pocket --prompt "two small red squares moving up fast"
-        --parallel.ulysses 2 --out clip.mp4
+    torchrun --standalone --nproc-per-node=2 -m scripts.generate --model cosmos3-pocket
+        --prompt "two small red squares moving up fast" --parallel.ulysses 2 --out clip.mp4
 
 The real diffusers pipeline and scheduler run the loop; this script only parallelizes its transformer. Every rank
 denoises, rank 0 decodes and writes. The last line of stdout is a JSON document: model, output, latents_sha256,
@@ -11,6 +11,7 @@ world_size, degree, steps, seconds_per_step, peak_bytes, dispatch (steps x layer
 from __future__ import annotations
 
 import hashlib
+import itertools
 import resource
 import statistics
 import sys
@@ -25,6 +26,7 @@ import torch.distributed as dist
 import tyro
 from diffusers import DiffusionPipeline
 from PIL import Image
+from torch.distributed.device_mesh import DeviceMesh
 
 from models import Handle, parallelize
 from models.builtin import checkpoint_folder
@@ -34,6 +36,7 @@ from parallel_attn.errors import refuse, require
 
 from . import launch, media
 from .settings import Settings
+from .trace import tracing
 
 
 def main(settings: Settings) -> dict[str, Any]:
@@ -45,9 +48,13 @@ def main(settings: Settings) -> dict[str, Any]:
         plan, config = read_transformer_config(folder)
         require(refusals + settings.head_refusals(plan, config))
         with launch.process_group(settings.device, timeout=settings.parallel.stall_timeout):
+            degree, limit = settings.parallel.ulysses, settings.parallel.stall_timeout
+            # First of all, so that the ranks watch over each other while weights load.
+            mesh = init_ulysses_mesh(degree, device_type=settings.device, stall_timeout=limit) if degree > 1 else None
             pipeline = load(folder, settings)
-            handle = apply(pipeline, settings)
-            frames, latents, seconds = denoise(pipeline, settings)
+            handle = apply(pipeline, mesh, settings)
+            with tracing(settings.trace, handle.attention_modules):
+                frames, latents, seconds = denoise(pipeline, settings)
             digest = agreed_digest(latents)
             if launch.rank() == 0:
                 write(frames, settings)
@@ -70,10 +77,8 @@ def load(folder: Path, settings: Settings) -> Any:
     return pipeline.to(settings.device)
 
 
-def apply(pipeline: Any, settings: Settings) -> Handle:
+def apply(pipeline: Any, mesh: DeviceMesh | None, settings: Settings) -> Handle:
     """Parallelize the transformer, then compile its layers if asked."""
-    degree = settings.parallel.ulysses
-    mesh = init_ulysses_mesh(degree, device_type=settings.device) if degree > 1 else None
     handle = parallelize(pipeline, mesh=mesh, attention=settings.attention)
     if settings.compile == "regional":
         pipeline.transformer.compile_repeated_blocks(dynamic=True)
@@ -111,7 +116,7 @@ def denoise(pipeline: Any, settings: Settings) -> tuple[list[Image.Image], torch
         callback_on_step_end=after_step,
     )
     frames = output.video if launch.rank() == 0 else []
-    return frames, latents[0], [end - start for start, end in zip(marks, marks[1:], strict=False)]
+    return frames, latents[0], [end - start for start, end in itertools.pairwise(marks)]
 
 
 def agreed_digest(latents: torch.Tensor) -> str:

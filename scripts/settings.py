@@ -54,6 +54,8 @@ class Settings:
     """regional compiles each repeated layer."""
     out: Path | None = None
     """The file to write: .mp4, or .png for one frame."""
+    trace: Path | None = None
+    """Write a Chrome trace of the denoising loop, one file per rank."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     offload: OffloadConfig = field(default_factory=OffloadConfig)

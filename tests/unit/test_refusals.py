@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from diffusers import Cosmos3OmniTransformer, FirstBlockCacheConfig, WanTransformer3DModel
 
 from models import parallelize
-from parallel_attn import AttentionConfig, AttentionPlan, ParallelConfig, UnsupportedError, errors, legal_degrees
+from parallel_attn import (
+    AttentionConfig,
+    AttentionPlan,
+    ParallelAttention,
+    ParallelConfig,
+    Request,
+    UnsupportedError,
+    errors,
+    exchange,
+    legal_degrees,
+)
+from scripts.refusals import page
 from tests.cosmos3_inputs import forward_arguments, pipeline, tiny_transformer
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def codes(refusals):
@@ -65,16 +79,40 @@ def test_legal_degrees_divide_both_head_counts(heads, legal):
     assert legal_degrees(*heads) == legal
 
 
-def test_every_row_of_the_table_reads_as_a_sentence():
-    class AnyWord(dict):
-        def __missing__(self, word):
-            return "X"
+def test_every_row_of_the_table_reads_as_a_sentence_and_the_page_shows_it():
+    rows = errors.table(placeholder="…")
+    assert len({row.code for row in rows}) == len(rows) >= 20
+    for row in rows:
+        assert all((row.what, row.why, row.instead))
+        assert str(row) == f"[{row.code}] {row.what}: {row.why}. Instead: {row.instead}."
+    assert (ROOT / "REFUSALS.md").read_text() == page(), "python -m scripts.refusals > REFUSALS.md"
 
-    for code, row in errors._TABLE.items():
-        text = str(errors.Refusal(code, *(part.format_map(AnyWord()) for part in row)))
-        assert text.startswith(f"[{code}] ")
-        assert "{" not in text
-        assert ". Instead: " in text
+
+CALLS = [
+    (dict(mask=torch.ones(4, 4)), ["mask"]),
+    (dict(causal=True), ["causal"]),
+    (dict(cu_seqlens=torch.tensor([0, 2, 4])), ["packed-documents"]),
+    (dict(block_table=torch.zeros(1, 1)), ["paged-kv"]),
+    (dict(causal=True, mask=torch.ones(4, 4)), ["mask", "causal"]),
+]
+
+
+@pytest.mark.parametrize(("asked", "expected"), CALLS)
+def test_what_a_call_cannot_have_is_refused_before_the_exchange(asked, expected, monkeypatch):
+    attention, x = ParallelAttention(AttentionPlan()), torch.randn(1, 4, 2, 8)
+    with torch.no_grad():
+        attention(x, x, x, request=Request(rows=4))
+        monkeypatch.setattr(exchange, "scatter_heads", lambda *a, **k: pytest.fail("exchanged"))
+        with pytest.raises(UnsupportedError) as caught:
+            attention(x, x, x, request=Request(rows=4), **asked)
+    assert codes(caught.value.refusals) == expected
+
+
+def test_a_refused_degree_reaches_no_transport(monkeypatch):
+    for name in ("all_to_all_single", "all_to_all", "all_gather_into_tensor", "broadcast", "barrier", "new_group"):
+        monkeypatch.setattr(torch.distributed, name, lambda *a, **k: pytest.fail("communicated"))
+    with pytest.raises(UnsupportedError, match="head-count"):
+        parallelize(tiny_transformer(), mesh=FourRanks())
 
 
 class FourRanks:

@@ -1,0 +1,159 @@
+"""Sizes of the supported models as data, so that a plan can be explained without a checkpoint.
+
+A shape counts the video or image rows, whose number follows from the request alone; `not_counted` names the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .builtin import generation_defaults
+from .checkpoint import read_transformer_config
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """Head counts, depth and row count of one model, and the request it is usually run with."""
+
+    name: str
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int
+    """Layers whose attention is sharded."""
+    rows: Callable[[int, int, int], int]
+    """Rows of the sharded sequence of one request: (video frames, height in pixels, width in pixels)."""
+    not_counted: str
+    """What else attends, in words, and whether it is sharded."""
+    frames: int
+    height: int
+    width: int
+    steps: int
+    """Denoising iterations."""
+
+
+def _causal_latent_frames(frames: int, stride: int) -> int:
+    """Latent frames of a VAE whose first latent frame is one video frame and every other one `stride` of them."""
+    return (frames - 1) // stride + 1
+
+
+def _patches(pixels: int, stride: int, patch: int) -> int:
+    """Patches along one side; the last may be half padding."""
+    latent = -(-pixels // stride)
+    return -(-latent // patch)
+
+
+def _causal_video_rows(stride: int) -> Callable[[int, int, int], int]:
+    def rows(frames: int, height: int, width: int) -> int:
+        return _causal_latent_frames(frames, 4) * _patches(height, stride, 2) * _patches(width, stride, 2)
+
+    return rows
+
+
+def _h3_rows(frames: int, height: int, width: int) -> int:
+    """Its VAE takes 17 k + 5 frames to 5 k + 2 latent frames; diffusers rounds other frame counts up."""
+    chunks = max(0, -(-(frames - 5) // 17))
+    return (5 * chunks + 2) * _patches(height, 16, 2) * _patches(width, 16, 2)
+
+
+def _qwen_rows(frames: int, height: int, width: int) -> int:
+    """One image; diffusers cuts what is left over of a side below one patch of 16 pixels."""
+    if frames != 1:
+        raise ValueError(f"--frames {frames}: qwen-image makes one image; use --frames 1 or leave the flag out")
+    return (height // 16) * (width // 16)
+
+
+_SHAPES = (
+    ModelShape(
+        name="cosmos3-nano",
+        query_heads=32,
+        kv_heads=8,
+        head_dim=128,
+        layers=36,
+        rows=_causal_video_rows(stride=16),
+        not_counted="text: a replicated prefix, never sharded",
+        frames=189,
+        height=720,
+        width=1280,
+        steps=35,
+    ),
+    ModelShape(
+        name="minimax-h3",
+        query_heads=56,
+        kv_heads=56,
+        head_dim=128,
+        layers=50,
+        rows=_h3_rows,
+        not_counted="text, audio (640 rows at 192 frames) and keyframes: sharded, on top of these rows",
+        frames=192,
+        height=736,
+        width=1280,
+        steps=50,
+    ),
+    ModelShape(
+        name="qwen-image",
+        query_heads=24,
+        kv_heads=24,
+        head_dim=128,
+        layers=60,
+        rows=_qwen_rows,
+        not_counted="text: sharded, on top of these rows",
+        frames=1,
+        height=1024,
+        width=1024,
+        steps=50,
+    ),
+    ModelShape(
+        name="wan-14b",
+        query_heads=40,
+        kv_heads=40,
+        head_dim=128,
+        layers=40,
+        rows=_causal_video_rows(stride=8),
+        not_counted="text: attended by cross-attention, which is not sharded",
+        frames=81,
+        height=720,
+        width=1280,
+        steps=50,
+    ),
+)
+SHAPES: dict[str, ModelShape] = {shape.name: shape for shape in _SHAPES}
+"""Every named shape."""
+
+
+def shape_of_checkpoint(folder: Path, *, name: str | None = None) -> ModelShape:
+    """The shape of a checkpoint folder, from its configs; reads no weights.
+
+    `name`: the model as the user spelled it, whose default request is used; the folder itself by default. Raises
+    `UnsupportedError` for a transformer without a plan, ValueError for a folder without the configs.
+    """
+    plan, config = read_transformer_config(folder)
+    vae_file = folder / "vae" / "config.json"
+    vae = json.loads(vae_file.read_text()) if vae_file.is_file() else {}
+    missing = [key for key in ("scale_factor_temporal", "scale_factor_spatial") if key not in vae]
+    if missing:
+        raise ValueError(f"the checkpoint {folder} has no vae/config.json with {' and '.join(missing)}")
+    temporal, spatial = vae["scale_factor_temporal"], vae["scale_factor_spatial"]
+
+    def rows(frames: int, height: int, width: int) -> int:
+        latent_frames = _causal_latent_frames(frames, temporal)
+        return plan.rows(config, latent_frames, -(-height // spatial), -(-width // spatial))
+
+    heads = plan.heads(config)
+    own = generation_defaults(name or folder)
+    return ModelShape(
+        name=name or str(folder),
+        query_heads=heads.query,
+        kv_heads=heads.kv,
+        head_dim=heads.head_dim,
+        layers=config["num_hidden_layers"],
+        rows=rows,
+        not_counted="rows that depend on the prompt",
+        frames=own.frames,
+        height=own.height,
+        width=own.width,
+        steps=own.steps,
+    )

@@ -1,0 +1,52 @@
+"""Everything that can be wrong with one rank's tensors, found before any collective."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .config import head_refusals
+from .errors import require
+from .request import Request, local_rows
+
+
+def check_shards(request: Request, q: Tensor, k: Tensor, v: Tensor, *, degree: int, rank: int) -> None:
+    """Raise for local shards [B, s, H, D] that are not this rank's part of the request."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise ValueError(f"{name} must be [batch, rows, heads, head_dim], got shape {tuple(x.shape)}")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise ValueError(f"{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}")
+        rows = request.rows if name == "q" else request.physical_key_rows
+        expected = local_rows(rows, degree=degree, rank=rank)
+        if x.shape[1] != expected.stop - expected.start:
+            raise ValueError(
+                f"{name} has {x.shape[1]} rows; of {rows} global rows rank {rank} of {degree} holds "
+                f"{expected.stop - expected.start} (rows {expected.start} to {expected.stop})"
+            )
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        shapes = ", ".join(f"{n} {tuple(x.shape)}" for n, x in (("q", q), ("k", k), ("v", v)))
+        raise ValueError(f"shapes do not belong together: {shapes}")
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(f"{q.shape[2]} query heads are not a multiple of {k.shape[2]} KV heads")
+    require(head_refusals(q.shape[2], k.shape[2], degree=degree))
+
+
+def check_prefix(request: Request, q: Tensor, prefix: tuple[Tensor, Tensor] | None) -> None:
+    """Raise for a replicated prefix [B, T, Hkv, D] that is not the request's, or is missing."""
+    rows = request.replicated_rows
+    given = 0 if prefix is None else prefix[0].shape[1]
+    if given != rows:
+        raise ValueError(f"the call brings {given} prefix rows, the request says {rows} replicated prefix rows")
+    for name, part in zip("kv", prefix or (), strict=False):
+        if part.dtype != q.dtype or part.device != q.device or part.shape[0] != q.shape[0]:
+            raise ValueError(
+                f"prefix {name} is {part.dtype} on {part.device} with batch {part.shape[0]}; "
+                f"q is {q.dtype} on {q.device} with batch {q.shape[0]}"
+            )
+
+
+def require_no_grad(*tensors: Tensor) -> None:
+    """Refuse inputs that require gradients while gradients are recorded: this library is inference only."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise ValueError("an attention input requires gradients; run under torch.no_grad() or torch.inference_mode()")
