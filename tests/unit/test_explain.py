@@ -1,0 +1,110 @@
+"""`scripts.explain` as a user runs it: exit codes, and the JSON document on the last line of stdout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallel_attn import ParallelConfig, UnsupportedError
+from scripts.explain import main
+from scripts.settings import Settings
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def explain(*flags: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, document and stderr."""
+    command = [sys.executable, "-m", "scripts.explain", *flags]
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
+    lines = run.stdout.splitlines()
+    assert len(lines) == 1, f"stdout is the document alone; stderr:\n{run.stderr}"
+    return run.returncode, json.loads(lines[0]), run.stderr
+
+
+def test_a_clean_plan():
+    code, document, text = explain("--model", "cosmos3-nano", "--parallel.ulysses", "4", "--dtype", "bfloat16")
+    assert code == 0
+    assert document["model"] == "cosmos3-nano"
+    assert document["refused"] == []
+    assert document["legal_degrees"] == [1, 2, 4, 8]
+    assert document["rows"] == 44_160
+    assert document["schedule"] == [["dense"] * 36] * 35
+    one_tensor = 44_160 * 32 * 128 * 2
+    assert document["bytes"] == {
+        "ulysses": {"1": 0, "2": one_tensor * 5 // 8, "4": one_tensor * 15 // 32, "8": one_tensor * 35 // 128},
+        "ring": {"1": 0, "2": one_tensor // 4, "4": one_tensor * 3 // 8, "8": one_tensor * 7 // 16},
+        "allgather_kv": {"1": 0, "2": one_tensor // 4, "4": one_tensor * 3 // 8, "8": one_tensor * 7 // 16},
+        "allgather_kv_resident": dict.fromkeys("1248", one_tensor // 2),
+    }
+    assert "4 (chosen)" in text
+    assert "3      │ does not divide 32 query heads or 8 KV heads" in text
+    assert "16     │ does not divide 8 KV heads" in text
+    assert "At degree 2 ring would send 90.440 MB, 0.40 of what Ulysses sends. It is refused all the same:" in text
+    assert "At degree 8 ring" not in text
+
+
+def test_every_refusal_is_listed():
+    flags = "--parallel.ulysses 3 --parallel.ring 2 --parallel.allgather 2 --parallel.tensor 2 --parallel.cfg 2 "
+    flags += (
+        "--parallel.hsdp --parallel.mode advanced --compile full --offload.mode distributed --attention.kv-dtype fp8"
+    )
+    code, document, text = explain("--model", "wan-14b", *flags.split())
+    assert code == 2
+    codes = {refusal["code"] for refusal in document["refused"]}
+    assert codes == {
+        "ring",
+        "allgather",
+        "hybrid",
+        "tensor",
+        "cfg-parallel",
+        "hsdp",
+        "advanced",
+        "full-compile",
+        "distributed-offload",
+        "kv-dtype",
+        "head-count",
+    }
+    for refusal in document["refused"]:
+        assert set(refusal) == {"code", "what", "why", "instead"}
+        assert f"[{refusal['code']}] {refusal['what']}: {refusal['why']}" in text
+    assert document["legal_degrees"] == [1, 2, 4, 5, 8, 10, 20, 40]
+    assert document["rows"] == 75_600
+
+
+def test_a_checkpoint_and_its_own_request():
+    document, code = main(Settings(model="cosmos3-tiny", steps=2, parallel=ParallelConfig(ulysses=4)))
+    assert code == 2
+    assert [refusal["code"] for refusal in document["refused"]] == ["head-count"]
+    assert document["legal_degrees"] == [1, 2]
+    assert document["rows"] == 3 * 2 * 2
+    assert document["schedule"] == [["dense"] * 3] * 2
+
+
+def test_flags_that_were_given_replace_the_shape_s_own():
+    document, code = main(Settings(model="wan-14b", frames=5, height=480, width=832, steps=3))
+    assert (code, document["rows"], len(document["schedule"])) == (0, 2 * 30 * 52, 3)
+
+
+def test_refused_flags_are_listed_with_a_refused_transformer(tmp_path):
+    (tmp_path / "model_index.json").write_text(json.dumps({"transformer": ["diffusers", "UNet2DModel"]}))
+    (tmp_path / "transformer").mkdir()
+    (tmp_path / "transformer" / "config.json").write_text("{}")
+    with pytest.raises(UnsupportedError) as raised:
+        main(Settings(model=str(tmp_path), parallel=ParallelConfig(ring=2)))
+    assert [refusal.code for refusal in raised.value.refusals] == ["ring", "model"]
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_names():
+    with pytest.raises(ValueError, match="known names: cosmos3-nano, minimax-h3, qwen-image, wan-14b, cosmos3-tiny"):
+        main(Settings(model="cosmos9"))
+
+
+@pytest.mark.parametrize("name", ["frames", "height", "width", "steps"])
+def test_sizes_below_one_are_errors(name):
+    with pytest.raises(ValueError, match=f"--{name} must be at least 1, got 0"):
+        main(Settings(model="wan-14b", **{name: 0}))
