@@ -14,7 +14,7 @@ def page() -> str:
         "# What is refused",
         "",
         "Before weights load where the flags or the config tell, else before the first collective of a call; every",
-        "reason at once. The code is stable. `python -m scripts.explain` lists what a set of flags would be refused for.",
+        "reason at once. Codes are stable. `python -m scripts.explain` lists what a set of flags is refused for.",
         "",
         "| code | what | why | instead |",
         "|---|---|---|---|",

@@ -1,0 +1,23 @@
+"""What the README tells a newcomer to type works as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_quick_start_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(code.strip().splitlines()) <= 10
+    steps = "num_inference_steps=20"
+    assert steps in code
+    names: dict = {}
+    exec(compile(code.replace(steps, "num_inference_steps=1"), "README.md", "exec"), names)
+    assert len(names["video"]) == 33
+    assert "'model': 'cosmos3', 'degree': 1" in capsys.readouterr().out
+
+
+def test_the_design_fits_on_its_pages():
+    assert len((ROOT / "DESIGN.md").read_text().splitlines()) <= 120
