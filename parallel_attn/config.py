@@ -48,8 +48,9 @@ class ParallelConfig:
         for name, code in (("ring", "ring"), ("allgather", "allgather"), ("tensor", "tensor"), ("cfg", "cfg-parallel")):
             if getattr(self, name) > 1:
                 found.append(refuse(code, value=getattr(self, name)))
-        if self.ulysses > 1 and (self.ring > 1 or self.allgather > 1):
-            found.append(refuse("hybrid", ulysses=self.ulysses, ring=self.ring, allgather=self.allgather))
+        for name in ("ring", "allgather"):
+            if self.ulysses > 1 and getattr(self, name) > 1:
+                found.append(refuse("hybrid", ulysses=self.ulysses, other=name, value=getattr(self, name)))
         if self.hsdp:
             found.append(refuse("hsdp"))
         if self.mode != "strict":
@@ -66,9 +67,9 @@ class AttentionConfig:
     recipe: str = "dense"
     """Name of a shipped recipe, or a recipe file."""
     dense_backend: str = "auto"
-    """auto, reference, sdpa-flash, sdpa-cudnn, sdpa-efficient or sdpa-math."""
+    """auto, fa4, sdpa-cudnn, sdpa-flash, sdpa-efficient, sdpa-math or reference."""
     sparse_backend: str = "auto"
-    """Kernel of block-sparse layers."""
+    """auto, fa4, cudnn, flex or reference: the kernel of block-sparse layers."""
     kv_dtype: str = "auto"
     """Only auto (the model's own dtype) runs."""
 
@@ -80,11 +81,6 @@ class AttentionConfig:
                 raise ValueError(f"attention.recipe {self.recipe!r} is unknown; known recipes: {', '.join(RECIPES)}")
             found.append(
                 refuse("not-built", flag=f"--attention.recipe {self.recipe}", instead="--attention.recipe dense")
-            )
-        if self.sparse_backend != "auto":
-            flag = f"--attention.sparse-backend {self.sparse_backend}"
-            found.append(
-                refuse("not-built", flag=flag, instead="--attention.recipe dense, which needs no sparse backend")
             )
         if self.kv_dtype != "auto":
             found.append(refuse("kv-dtype", value=self.kv_dtype))

@@ -21,7 +21,7 @@ _TABLE: dict[str, tuple[str, str, str]] = {
         "--parallel.ulysses {value}, where the model's head counts allow it",
     ),
     "hybrid": (
-        "--parallel.ulysses {ulysses} together with --parallel.ring {ring} or --parallel.allgather {allgather}",
+        "--parallel.ulysses {ulysses} together with --parallel.{other} {value}",
         "a hybrid splits the sequence of each head again after the exchange",
         "--parallel.ulysses alone",
     ),

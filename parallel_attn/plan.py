@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +18,7 @@ from . import exchange
 from .agreement import Digest
 from .backends import DenseBackend
 from .backends.call import DenseCall
+from .backends.sparse import SparseCall
 from .checks import check_prefix, check_shards, require_no_grad
 from .clock import StepClock
 from .config import AttentionConfig
@@ -25,20 +26,29 @@ from .errors import refuse, require
 from .liveness import liveness_of
 from .mesh import ulysses_group
 from .ops import register_plan
-from .platform import check_backend_name, pick_dense
+from .platform import check_backend_names, pick_dense, pick_sparse
 from .prefix import KeptPrefix
 from .record import ExecutionRecord
 from .request import Request, local_rows
-from .valid_rows import Span, attend_spans, spans_of, write_prefix
+from .strategy import BlockSparse
+from .valid_rows import Job, Span, attend_valid_rows, kept_share, spans_of, write_prefix
 
 
 class AttentionPlan:
     """How one model's attention runs on the ranks of `mesh` (None: this process alone, degree 1)."""
 
-    def __init__(self, *, mesh: DeviceMesh | None = None, config: AttentionConfig | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        mesh: DeviceMesh | None = None,
+        config: AttentionConfig | None = None,
+        sparse: BlockSparse | None = None,
+    ) -> None:
+        """`sparse`: the method of every call; None is dense."""
         self.config = config or AttentionConfig()
         require(self.config.refusals())
-        check_backend_name(self.config.dense_backend)
+        check_backend_names(dense=self.config.dense_backend, sparse=self.config.sparse_backend)
+        self.sparse = sparse
         group = ulysses_group(mesh)
         self.liveness = liveness_of(group) if group is not None and group.size() > 1 else None
         self.axis = exchange.Axis(group, self.liveness)
@@ -94,42 +104,67 @@ class AttentionPlan:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
         """One attention call on local shards [B, s, H, D]; returns [B, s, Hq, Dv] contiguous."""
         request = self._require_request()
-        spans, backends = self._check(request, q, k, v, prefix)
+        jobs = self._check(request, q, k, v, prefix)
         prefix = self._local_prefix(layer, prefix)
         # Nothing above has communicated, and nothing below refuses.
         with self.liveness.call() if self.liveness else nullcontext():
             q, k, v = exchange.scatter_heads(q, k, v, request=request, axis=self.axis)
             if prefix is not None:
                 write_prefix(request, (k, v), prefix)
-            out = attend_spans(request, spans, backends, q, k, v)
-            self.record.note(self.clock.step, layer, "+".join(sorted({backend.name for backend in backends})))
+            out, counts = attend_valid_rows(request, jobs, q, k, v, first_head=self.axis.rank * q.shape[2])
+            path = "+".join(sorted({job.path for job in jobs}))
+            self.record.note(self.clock.step, layer, path, kept=kept_share(counts, jobs))
             return exchange.gather_rows_of_heads(out, request=request, axis=self.axis)
 
     def attend_replicated(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention over rows that every rank holds in full (the text tower): no exchange, any row count."""
         if q.shape[1] == 0:
             return q.new_empty(*q.shape[:3], v.shape[3])
-        span = Span(slice(None), q.shape[1], k.shape[1])
-        return self._pick(q, k, v, span, causal=True).attend(q, k, v, causal=True).contiguous()
+        call = DenseCall(**self._sizes(q, k, v, slice(None), degree=1), query_rows=q.shape[1], key_rows=k.shape[1])
+        return self._pick_dense(replace(call, causal=True)).attend(q, k, v, causal=True).contiguous()
 
-    def _pick(self, q: Tensor, k: Tensor, v: Tensor, span: Span, *, causal: bool = False) -> DenseBackend:
-        """The backend for this rank's heads over the rows of `span`; causal attention is not split over ranks."""
-        degree = 1 if causal else self.axis.degree
-        call = DenseCall(
-            device=q.device,
-            dtype=q.dtype,
-            batch=len(range(q.shape[0])[span.samples]),
-            query_rows=span.queries,
-            key_rows=span.keys,
-            query_heads=q.shape[2] // degree,
-            kv_heads=k.shape[2] // degree,
-            head_dim=q.shape[3],
-            value_dim=v.shape[3],
-            causal=causal,
-        )
+    def _check(
+        self, request: Request, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None
+    ) -> list[Job]:
+        """Raise for everything wrong with this rank's call; else what will run on which rows."""
+        check_shards(request, q, k, v, degree=self.axis.degree, rank=self.axis.rank)
+        if prefix is not None or not self._prefix_is_kept():
+            check_prefix(request, q, prefix)
+        return [self._job(q, k, v, span) for span in spans_of(request, q.shape[0])]
+
+    def _job(self, q: Tensor, k: Tensor, v: Tensor, span: Span) -> Job:
+        """The backends for this rank's heads over the rows of `span`."""
+        sizes = self._sizes(q, k, v, span.samples, degree=self.axis.degree)
+        method = self.sparse
+        dense_rows = span.queries if method is None else (span.packed if method.dense_prefix_queries else 0)
+        dense = sparse = None
+        if dense_rows:
+            dense = self._pick_dense(DenseCall(**sizes, query_rows=dense_rows, key_rows=span.keys))
+        if method is not None and dense_rows < span.queries:
+            rows = span.queries - dense_rows
+            call = SparseCall(**sizes, query_rows=rows, key_rows=span.keys, geometry=method.geometry)
+            pick = pick_sparse(self.config.sparse_backend, call)
+            sparse = pick.backend
+            self.record.picks[f"{sparse.name}-sparse"] = pick.why
+        return Job(span, dense, sparse, method if sparse else None, dense_rows if sparse else 0)
+
+    def _pick_dense(self, call: DenseCall) -> DenseBackend:
         pick = pick_dense(self.config.dense_backend, call)
         self.record.picks[pick.backend.name] = pick.why
         return pick.backend
+
+    @staticmethod
+    def _sizes(q: Tensor, k: Tensor, v: Tensor, samples: slice, *, degree: int) -> dict[str, Any]:
+        """What a call of this rank's heads looks like to a backend, but for its rows."""
+        return {
+            "device": q.device,
+            "dtype": q.dtype,
+            "batch": len(range(q.shape[0])[samples]),
+            "query_heads": q.shape[2] // degree,
+            "kv_heads": k.shape[2] // degree,
+            "head_dim": q.shape[3],
+            "value_dim": v.shape[3],
+        }
 
     def _agree(self, digest: Digest | Exception) -> None:
         if self.liveness is not None:
@@ -149,22 +184,14 @@ class AttentionPlan:
             "mesh ranks": self.liveness.ranks,
             "plan": self._number,
             "dense backend": self.config.dense_backend,
+            "sparse backend": self.config.sparse_backend,
+            "method": repr(self.sparse),
             "call": self.liveness.calls_entered,
             "step": self.clock.step,
             "text kept": self._prefix_is_kept(),
             **lengths,
             **about,
         }
-
-    def _check(
-        self, request: Request, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None
-    ) -> tuple[list[Span], list[DenseBackend]]:
-        """Raise for everything wrong with this rank's call; else its spans and their backends."""
-        check_shards(request, q, k, v, degree=self.axis.degree, rank=self.axis.rank)
-        if prefix is not None or not self._prefix_is_kept():
-            check_prefix(request, q, prefix)
-        spans = spans_of(request, q.shape[0])
-        return spans, [self._pick(q, k, v, span) for span in spans]
 
     def _local_prefix(self, layer: int, prefix: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
         """This rank's heads of the replicated prefix: from the call, or kept from an earlier forward."""

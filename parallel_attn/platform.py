@@ -1,4 +1,4 @@
-"""Which dense backend a platform prefers, and how a requested one is judged.
+"""Which backends a platform prefers, dense and block-sparse apart, and how a requested one is judged.
 
 An explicit name runs or raises. `auto` takes the first of the platform's order that has no reason against the call,
 and says why: the pick and the reasons against those before it are part of the report.
@@ -6,46 +6,72 @@ and says why: the pick and the reasons against those before it are part of the r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, Generic, TypeVar
 
 from .backends import DENSE_BACKENDS, DenseBackend
 from .backends.call import DenseCall
+from .backends.sparse import SPARSE_BACKENDS, SparseBackend, SparseCall
 from .errors import UnsupportedError, refuse
 
-_ORDER = {"cpu": ("sdpa-flash", "reference"), "cuda": ("sdpa-cudnn", "sdpa-flash", "reference")}
+Backend = TypeVar("Backend")
+
+_DENSE_ORDER = {"cpu": ("sdpa-flash", "reference"), "cuda": ("fa4", "sdpa-cudnn", "sdpa-flash")}
+"""Measured order, fastest first; on CUDA the slow oracle is run only when asked for."""
+
+
+def _sparse_order(call: SparseCall) -> tuple[str, ...]:
+    """Measured order, fastest first: cuDNN leads for blocks of 64 rows, FA4 for larger ones."""
+    if call.device.type != "cuda":
+        return ("reference",)
+    return ("cudnn", "fa4", "flex") if call.geometry.query_rows == 64 else ("fa4", "cudnn", "flex")
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(Generic[Backend]):
     """A backend and why it was taken."""
 
-    backend: DenseBackend
+    backend: Backend
     why: str
 
 
-def check_backend_name(name: str) -> None:
-    """Raise ValueError for a name that is neither auto nor a dense backend."""
-    if name != "auto" and name not in DENSE_BACKENDS:
-        known = ", ".join(("auto", *DENSE_BACKENDS))
-        raise ValueError(f"attention.dense-backend {name!r} is unknown; known backends: {known}")
+def check_backend_names(*, dense: str, sparse: str) -> None:
+    """Raise ValueError for a name that is neither auto nor a backend of its kind."""
+    for kind, name, backends in (("dense", dense, DENSE_BACKENDS), ("sparse", sparse, SPARSE_BACKENDS)):
+        if name != "auto" and name not in backends:
+            known = ", ".join(("auto", *backends))
+            raise ValueError(f"attention.{kind}-backend {name!r} is unknown; known backends: {known}")
 
 
 @lru_cache(maxsize=256)
-def pick_dense(name: str, call: DenseCall) -> Pick:
+def pick_dense(name: str, call: DenseCall) -> Pick[DenseBackend]:
     """The backend `name` for this call, or the platform's first that runs it when the name is auto.
 
     Raises `UnsupportedError` with every reason when it cannot run.
     """
-    order = _ORDER.get(call.device.type, ("reference",)) if name == "auto" else (name,)
+    order = _DENSE_ORDER.get(call.device.type, ("reference",)) if name == "auto" else (name,)
+    return _pick([DENSE_BACKENDS[candidate] for candidate in order], name, call, "causal" if call.causal else "dense")
+
+
+@lru_cache(maxsize=256)
+def pick_sparse(name: str, call: SparseCall) -> Pick[SparseBackend]:
+    """The same for block-sparse attention, which is judged apart: what runs dense says nothing about it."""
+    order = _sparse_order(call) if name == "auto" else (name,)
+    return _pick([SPARSE_BACKENDS[candidate] for candidate in order], name, call, "block-sparse")
+
+
+def _pick(candidates: Sequence[Any], name: str, call: DenseCall | SparseCall, path: str) -> Pick[Any]:
     against: list[str] = []
-    for candidate in order:
-        backend = DENSE_BACKENDS[candidate]
+    for backend in candidates:
         reasons = backend.reasons_against(call)
         if not reasons:
             why = "requested" if name != "auto" else f"auto on {call.device.type}"
             return Pick(backend, "; ".join((why, *against)))
-        against.append(f"not {candidate}: {', '.join(reasons)}")
-    path = "causal" if call.causal else "dense"
-    instead = "--attention.dense-backend auto, which picks one that runs here"
+        against.append(f"not {backend.name}: {', '.join(reasons)}")
+    kind = "sparse" if path == "block-sparse" else "dense"
+    instead = f"--attention.{kind}-backend auto, which picks one that runs here"
+    if name == "auto":
+        instead = f"--attention.{kind}-backend reference, the slow oracle"
     raise UnsupportedError([refuse("backend", name=name, path=path, reasons="; ".join(against), instead=instead)])

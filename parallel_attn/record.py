@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from collections import Counter
 
+from torch import Tensor
+
 
 class ExecutionRecord:
     """Paths by (step, layer), with the number of calls; a step of None stands for calls outside a clocked request.
 
-    Holds names and counts only, no tensors, and is cleared when a request starts, so it never grows over requests.
+    Holds names, counts and scalars only, and is cleared when a request starts, so it never grows over requests.
     """
 
     def __init__(self) -> None:
         self.calls: Counter[tuple[int | None, int, str]] = Counter()
         self.picks: dict[str, str] = {}
+        self._kept: dict[tuple[int | None, int], Tensor] = {}
 
     def clear(self) -> None:
         """Forget the calls of the last request."""
         self.calls.clear()
+        self._kept.clear()
 
-    def note(self, step: int | None, layer: int, path: str) -> None:
-        """One attention call of `layer` in `step` ran `path`."""
+    def note(self, step: int | None, layer: int, path: str, *, kept: Tensor | None = None) -> None:
+        """One attention call of `layer` in `step` ran `path`; `kept`: share of KV blocks it kept, a device scalar."""
         self.calls[step, layer, path] += 1
+        if kept is not None:
+            self._kept[step, layer] = kept
+
+    def kept(self) -> dict[tuple[int | None, int], float]:
+        """Share of KV blocks kept by (step, layer), of the last call of each; waits for the device."""
+        return {cell: share.item() for cell, share in self._kept.items()}
 
     def dispatch(self) -> list[list[str]]:
         """Steps x layers path names, "+"-joined where one cell ran more than one path, "" where none ran."""

@@ -100,6 +100,11 @@ class Request:
         rows = self.prefix.rows if self.prefix is not None and self.prefix.kind == "replicated" else 0
         return _per_sample("prefix rows", rows, batch)
 
+    def packed_rows(self, batch: int) -> tuple[int, ...]:
+        """Rows of the packed prefix of each sample."""
+        rows = self.prefix.rows if self.prefix is not None and self.prefix.kind == "packed" else 0
+        return _per_sample("prefix rows", rows, batch)
+
     def _valid_keys(self) -> int | tuple[int, ...]:
         if self.valid_key_rows is not None:
             return self.valid_key_rows

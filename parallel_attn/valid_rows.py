@@ -1,39 +1,67 @@
 """What a rank computes between the two exchanges: attention over the rows that count, and over those only.
 
-Suffix padding is cut off by slicing, so no pad is ever attended and no mask exists. A replicated prefix is written
-where the pads were, which makes the rows that count one view.
+Suffix padding is cut off by slicing, so no pad is ever attended, selected or scored, and no mask exists. A replicated
+prefix is written where the pads were, which makes the rows that count one view.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from . import trace
 from .backends import DenseBackend
+from .backends.sparse import SparseBackend
 from .request import Request
+from .selection import protected_spans
+from .strategy import BlockSparse
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Samples of equal lengths: their valid query rows, and their valid keys with the replicated prefix."""
+    """Samples of equal lengths: valid query rows, valid keys with the replicated prefix, and what is protected."""
 
     samples: slice
     queries: int
     keys: int
+    packed: int
+    """Rows of a packed prefix."""
+    protected: tuple[tuple[int, int], ...]
+    """Key rows no selection may drop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One span and the backends that will run it: dense for all rows, or sparse with dense for its first rows."""
+
+    span: Span
+    dense: DenseBackend | None
+    sparse: SparseBackend | None = None
+    method: BlockSparse | None = None
+    dense_queries: int = 0
+
+    @property
+    def path(self) -> str:
+        """The name this job is recorded under."""
+        names = [f"{self.sparse.name}-sparse {self.method.geometry}"] if self.sparse and self.method else []
+        return "+".join([*names, *([self.dense.name] if self.dense else [])])
 
 
 def spans_of(request: Request, batch: int) -> list[Span]:
     """One span when all samples are alike, else one per sample."""
     prefix_rows, valid_keys = request.prefix_rows(batch), request.valid_keys(batch)
+    packed = request.packed_rows(batch)
     lengths = [
-        (queries, keys + rows)
-        for queries, keys, rows in zip(request.valid_queries(batch), valid_keys, prefix_rows, strict=True)
+        (queries, keys + rows, first, protected_spans(request, sample=b, batch=batch))
+        for b, (queries, keys, rows, first) in enumerate(
+            zip(request.valid_queries(batch), valid_keys, prefix_rows, packed, strict=True)
+        )
     ]
     if len(set(lengths)) == 1:
         return [Span(slice(None), *lengths[0])]
-    return [Span(slice(b, b + 1), *pair) for b, pair in enumerate(lengths)]
+    return [Span(slice(b, b + 1), *each) for b, each in enumerate(lengths)]
 
 
 def write_prefix(request: Request, whole: tuple[Tensor, Tensor], prefix: tuple[Tensor, Tensor]) -> None:
@@ -45,18 +73,58 @@ def write_prefix(request: Request, whole: tuple[Tensor, Tensor], prefix: tuple[T
             to[b, starts[b] : starts[b] + rows[b]] = part[b, : rows[b]]
 
 
-def attend_spans(
-    request: Request, spans: list[Span], backends: list[DenseBackend], q: Tensor, k: Tensor, v: Tensor
-) -> Tensor:
-    """Attention over the valid rows only, in send layout [S, B, h, D]; pad queries come out as zeros."""
-    parts = []
-    for part, backend in zip(spans, backends, strict=True):
-        views = (x[part.samples, :rows] for x, rows in ((q, part.queries), (k, part.keys), (v, part.keys)))
-        with trace.span(f"kernel {backend.name}"):
-            parts.append(backend.attend(*views, causal=False))
-    if len(spans) == 1 and spans[0].queries == request.rows:
-        return parts[0].transpose(0, 1).contiguous()  # no copy where the kernel wrote [S, B, H, D] already
-    out = q.new_zeros(request.rows, q.shape[0], q.shape[2], v.shape[3])
-    for span, part in zip(spans, parts, strict=True):
-        out[: span.queries, span.samples] = part.transpose(0, 1)
-    return out
+def attend_valid_rows(
+    request: Request, jobs: list[Job], q: Tensor, k: Tensor, v: Tensor, *, first_head: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Attention over the valid rows only, in send layout [S, B, h, D], and the kept blocks of every sparse job.
+
+    Pad queries come out as zeros. `first_head`: the number of q's first head among the model's query heads.
+    """
+    whole = len(jobs) == 1 and jobs[0].span.queries == request.rows
+    if whole and jobs[0].sparse is None and jobs[0].dense is not None and not jobs[0].dense.writes_out:
+        # No copy where the kernel writes [S, B, H, D] by itself.
+        return _dense(jobs[0].dense, q, k[:, : jobs[0].span.keys], v[:, : jobs[0].span.keys], None), []
+    allocate = q.new_empty if whole else q.new_zeros
+    out = allocate(request.rows, q.shape[0], q.shape[2], v.shape[3])
+    counts = []
+    for job in jobs:
+        span, dense = job.span, job.dense_queries
+        views = (x[span.samples, :rows] for x, rows in ((q, span.queries), (k, span.keys), (v, span.keys)))
+        q_part, k_part, v_part = views
+        to = out[: span.queries, span.samples].transpose(0, 1)
+        if job.sparse is None or job.method is None:
+            assert job.dense is not None
+            _dense(job.dense, q_part, k_part, v_part, to)
+            continue
+        with trace.span("selection"):
+            selection = job.method.selector.select(
+                q_part, k_part, geometry=job.method.geometry, protected=span.protected,
+                dense_query_rows=dense, first_head=first_head,
+            )  # fmt: skip
+        counts.append(selection.counts)
+        if dense:
+            assert job.dense is not None
+            _dense(job.dense, q_part[:, :dense], k_part, v_part, to[:, :dense])
+        with trace.span(f"kernel {job.sparse.name}"):
+            job.sparse.attend(q_part[:, dense:], k_part, v_part, selection, out=to[:, dense:])
+    return out, counts
+
+
+def _dense(backend: DenseBackend, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> Tensor:
+    """Fill `out`, or return a fresh result in send layout."""
+    with trace.span(f"kernel {backend.name}"):
+        result = backend.attend(q, k, v, causal=False, out=out)
+        return result if out is not None else result.transpose(0, 1).contiguous()
+
+
+def kept_share(counts: list[Tensor], jobs: list[Job]) -> Tensor | None:
+    """Share of KV blocks that the sparse jobs kept, as a scalar on the device: nothing waits for it."""
+    if not counts:
+        return None
+    sparse = [job for job in jobs if job.method is not None]
+    kept = [
+        count.float().mean() / job.method.geometry.key_blocks(job.span.keys)
+        for count, job in zip(counts, sparse, strict=True)
+        if job.method is not None
+    ]
+    return torch.stack(kept).mean()

@@ -14,6 +14,7 @@ from offload import OffloadConfig
 from parallel_attn import AttentionConfig, ParallelConfig, Refusal
 from parallel_attn.config import head_refusals
 from parallel_attn.errors import refuse
+from parallel_attn.platform import check_backend_names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +83,8 @@ class Settings:
             raise ValueError(f"--image {self.image} is not a file")
 
     def refusals(self, *, world_size: int | None) -> list[Refusal]:
-        """Everything that can be refused from the flags alone."""
+        """Everything that can be refused from the flags alone; ValueError for a backend that does not exist."""
+        check_backend_names(dense=self.attention.dense_backend, sparse=self.attention.sparse_backend)
         found = [*self.parallel.refusals(world_size=world_size), *self.attention.refusals()]
         if self.compile == "full" and (self.parallel.ulysses > 1 or self.offload.mode != "none"):
             found.append(refuse("full-compile"))

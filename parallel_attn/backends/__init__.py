@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from .call import DenseCall
+from .fa4 import Fa4
 from .reference import Reference
 from .sdpa import SDPA_KERNELS, Sdpa
 
@@ -19,16 +20,21 @@ class DenseBackend(Protocol):
     """What executes dense attention."""
 
     name: str
+    writes_out: bool
+    """Whether the kernel itself writes into `out`; else its result is copied there."""
 
     def reasons_against(self, call: DenseCall) -> list[str]:
         """Every reason this kernel cannot run the call; pure, no launch."""
         ...
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-        """Attention of q [B, Sq, Hq, D] over k, v [B, Sk, Hkv, D]; a BSHD result of any strides, scale D**-0.5."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, out: Tensor | None = None) -> Tensor:
+        """Attention of q [B, Sq, Hq, D] over k, v [B, Sk, Hkv, D]; a BSHD result of any strides, scale D**-0.5.
+
+        With `out` (BSHD, any row strides) the result is written there and `out` is returned.
+        """
         ...
 
 
-_dense: list[DenseBackend] = [Reference(), *(Sdpa(kernel) for kernel in SDPA_KERNELS)]
+_dense: list[DenseBackend] = [Fa4(), Reference(), *(Sdpa(kernel) for kernel in SDPA_KERNELS)]
 DENSE_BACKENDS: dict[str, DenseBackend] = {backend.name: backend for backend in _dense}
 """Every dense backend by the name `--attention.dense-backend` takes."""

@@ -16,17 +16,18 @@ class Reference:
     """Dense attention any device runs; slow, and the definition of right."""
 
     name = "reference"
+    writes_out = True
 
     def reasons_against(self, call: DenseCall) -> list[str]:
         """None: it takes every shape, dtype and device."""
         return []
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, out: Tensor | None = None) -> Tensor:
         """See `DenseBackend.attend`; computes in fp32 (fp64 for fp64 inputs), returns q's dtype."""
         batch, rows, heads, head_dim = q.shape
         group = heads // k.shape[2]
         compute = torch.promote_types(q.dtype, torch.float32)
-        out = q.new_empty(batch, rows, heads, v.shape[3])
+        out = q.new_empty(batch, rows, heads, v.shape[3]) if out is None else out
         for b in range(batch):
             for h in range(heads):
                 q_SD, k_SD, v_SD = (

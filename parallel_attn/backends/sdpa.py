@@ -24,6 +24,8 @@ _CUDA_DTYPES = (torch.float16, torch.bfloat16)
 class Sdpa:
     """One pinned kernel of scaled-dot-product attention, named "sdpa-<kernel>"."""
 
+    writes_out = False
+
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel
         self.name = f"sdpa-{kernel}"
@@ -57,17 +59,18 @@ class Sdpa:
             return torch.backends.cuda.can_use_flash_attention(params)
         return torch.backends.cuda.can_use_cudnn_attention(params)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, out: Tensor | None = None) -> Tensor:
         """See `DenseBackend.attend`."""
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if self.kernel == "math":
-            out = _aten._scaled_dot_product_attention_math(q, k, v, is_causal=causal)[0]
+            result = _aten._scaled_dot_product_attention_math(q, k, v, is_causal=causal)[0]
         elif self.kernel == "efficient":
-            out = _aten._scaled_dot_product_efficient_attention(q, k, v, None, False, is_causal=causal)[0]
+            result = _aten._scaled_dot_product_efficient_attention(q, k, v, None, False, is_causal=causal)[0]
         elif self.kernel == "cudnn":
-            out = _aten._scaled_dot_product_cudnn_attention(q, k, v, None, False, is_causal=causal)[0]
+            result = _aten._scaled_dot_product_cudnn_attention(q, k, v, None, False, is_causal=causal)[0]
         elif q.device.type == "cpu":
-            out = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=causal)[0]
+            result = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=causal)[0]
         else:
-            out = _aten._scaled_dot_product_flash_attention(q, k, v, is_causal=causal)[0]
-        return out.transpose(1, 2)
+            result = _aten._scaled_dot_product_flash_attention(q, k, v, is_causal=causal)[0]
+        result = result.transpose(1, 2)
+        return result if out is None else out.copy_(result)

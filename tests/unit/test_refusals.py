@@ -65,7 +65,9 @@ def test_attention_settings():
     assert codes(AttentionConfig(recipe="cosmos3-mixed", kv_dtype="fp8").refusals()) == ["not-built", "kv-dtype"]
     with pytest.raises(ValueError, match="recipe 'fast' is unknown; known recipes: dense,"):
         AttentionConfig(recipe="fast").refusals()
-    with pytest.raises(ValueError, match="dense-backend 'fa9' is unknown; known backends: auto, reference, sdpa-flash"):
+    with pytest.raises(
+        ValueError, match="dense-backend 'fa9' is unknown; known backends: auto, fa4, reference, sdpa-flash"
+    ):
         AttentionPlan(config=AttentionConfig(dense_backend="fa9"))
     with pytest.raises(UnsupportedError, match="kv-dtype"):
         AttentionPlan(config=AttentionConfig(kv_dtype="int8"))

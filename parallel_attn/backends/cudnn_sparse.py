@@ -1,0 +1,74 @@
+"""cuDNN frontend's block-sparse attention (CuTe DSL), the fastest 64-row blocks on Hopper.
+
+What it would do silently is closed off here: its 64-row kernel assumes that tensors start at multiples of 128 bytes,
+and on other architectures it takes lists of KV heads. A ragged end of the keys is masked wherever it stands in a
+list; a ragged end of the queries runs with 128-row blocks only.
+
+It allocates its result, so `out` costs one copy. Rows may keep different numbers of blocks, and its 128-row kernel
+is slower for that than for lists of one length: with such blocks FlashAttention-4 is the faster one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..selection import Selection
+from . import provider
+from .sparse_call import SparseCall, admit, require_aligned
+
+PROVIDER = provider.Provider(
+    "nvidia-cudnn-frontend",
+    verified="1.31.0",
+    extra="cudnn",
+    # The second is imported by the first call otherwise; its missing modules must show before.
+    modules=("cudnn.block_sparse_attention.api", "cudnn.block_sparse_attention._interface"),
+)
+GEOMETRIES = ((64, 64), (128, 128))
+"""Block sizes (query rows, key rows) on compute capability 9.x."""
+HEAD_DIMS = (64, 96, 128)
+"""What the kernel takes for head_dim and value_dim; 64 and 128 were measured."""
+
+
+class CudnnSparse:
+    """Block-sparse attention by cuDNN frontend."""
+
+    name = "cudnn"
+
+    def reasons_against(self, call: SparseCall) -> list[str]:
+        """See `SparseBackend.reasons_against`; imports the package when nothing else speaks against the call."""
+        capability = provider.compute_capability(call.device) if call.device.type == "cuda" else None
+        reasons = PROVIDER.reasons_against() + provider.reasons_against_device(call.device, capability)
+        if capability is not None and capability[0] != 9:
+            reasons.append(f"compute capability is {capability[0]}.{capability[1]}, supported: 9.x")
+        reasons += provider.reasons_against_dtype(call.dtype)
+        if call.blocks not in GEOMETRIES:
+            known = " and ".join(f"{q}x{k}" for q, k in GEOMETRIES)
+            reasons.append(f"blocks are {call.geometry}, supported: {known}")
+        if call.blocks == (64, 64) and call.query_rows % 64:
+            reasons.append(f"{call.query_rows} query rows with 64-row blocks, supported: multiples of 64")
+        for name, dim in (("head_dim", call.head_dim), ("head_dim of v", call.value_dim)):
+            if dim not in HEAD_DIMS:
+                reasons.append(f"{name} is {dim}, supported: {', '.join(map(str, HEAD_DIMS))}")
+        return reasons or PROVIDER.reasons_against_import()
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Selection, *, out: Tensor | None = None) -> Tensor:
+        """See `SparseBackend.attend`."""
+        call = SparseCall.of(q, k, v, selection)
+        call.check_out(out)
+        admit(self, call)
+        require_aligned({"q": q, "k": k, "v": v}, address=128)
+        key = (q.device, call.dtype, call.head_dim, call.value_dim, call.group, call.blocks, call.key_rows % 128 == 0)
+        with torch.cuda.device(q.device), PROVIDER.first_call(key):
+            result = PROVIDER.load()[0].block_sparse_attention_forward(
+                q,
+                k,
+                v,
+                selection.indices,
+                q2k_block_nums=selection.counts,
+                sparse_block_size=call.blocks[0],
+                allow_empty_block_nums=False,
+                layout="bshd",
+                kv_splits=1,
+            )["o_tensor"]
+        return result if out is None else out.copy_(result)

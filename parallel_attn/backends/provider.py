@@ -1,0 +1,89 @@
+"""An optional kernel package: found without importing it, imported once, compiled one kernel at a time.
+
+Such packages take seconds to import, compile on the first call of every kind, and keep what they compiled in plain
+dicts. Here one lock covers the import and each first call, so two threads never import or compile at once. What a
+package raises passes through unchanged; only what is not installed becomes a reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+
+import torch
+
+COMPUTE_DTYPES = (torch.float16, torch.bfloat16)
+"""What every optional kernel here computes in."""
+
+
+class Provider:
+    """One distribution, the one version whose behaviour was verified, and the modules that are called in it."""
+
+    def __init__(self, distribution: str, *, verified: str, extra: str, modules: tuple[str, ...]) -> None:
+        self.distribution = distribution
+        self.verified = verified
+        self.install = f"pip install 'parallel-attn[{extra}]'"
+        self._names = modules
+        self._lock = threading.RLock()
+        self._modules: tuple[ModuleType, ...] | None = None
+        self._compiled: set[Hashable] = set()
+
+    def reasons_against(self) -> list[str]:
+        """Why the package cannot be used, from its metadata alone: absent, or another version."""
+        try:
+            found = version(self.distribution)
+        except PackageNotFoundError:
+            return [f"the package {self.distribution} is not installed: {self.install}"]
+        if found != self.verified:
+            return [f"{self.distribution} is {found}, verified: {self.verified}: {self.install}"]
+        return []
+
+    def reasons_against_import(self) -> list[str]:
+        """Import it now: a module that is not installed is a reason, any other failure is raised as it is."""
+        try:
+            self.load()
+        except ModuleNotFoundError as error:
+            return [f"{self.distribution} needs {error.name}, which is not installed: {self.install}"]
+        return []
+
+    def load(self) -> tuple[ModuleType, ...]:
+        """The modules, in the order they were named; imported by the first call."""
+        if self._modules is None:
+            with self._lock:
+                self._modules = self._modules or tuple(importlib.import_module(name) for name in self._names)
+        return self._modules
+
+    @contextmanager
+    def first_call(self, key: Hashable) -> Iterator[None]:
+        """Hold the lock while `key` (what the package compiles a kernel for) is called for the first time."""
+        if key in self._compiled:
+            yield
+            return
+        with self._lock:
+            yield
+            self._compiled.add(key)
+
+
+def compute_capability(device: torch.device) -> tuple[int, int] | None:
+    """Compute capability of a CUDA device; None when this process has no GPU."""
+    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
+
+
+def reasons_against_device(device: torch.device, capability: tuple[int, int] | None) -> list[str]:
+    """Why a CUDA kernel cannot run on `device`."""
+    if device.type != "cuda":
+        return [f"the tensors are on {device.type}, the kernel exists on cuda only"]
+    if capability is None:
+        return ["this process has no CUDA GPU"]
+    return []
+
+
+def reasons_against_dtype(dtype: torch.dtype) -> list[str]:
+    """Why the optional kernels cannot compute in `dtype`."""
+    if dtype in COMPUTE_DTYPES:
+        return []
+    return [f"dtype is {dtype}, supported: float16, bfloat16"]

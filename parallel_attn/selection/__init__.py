@@ -1,0 +1,22 @@
+"""Which KV blocks a query block attends: types, scores, budgets, protected rows and token order."""
+
+from .budget import Budget, HeadTopK, TopK, TopP
+from .geometry import BlockGeometry
+from .lists import Selection
+from .order import inverse_order, serpentine_order
+from .protect import protected_spans
+from .subblock import Selector, SubBlock
+
+__all__ = [
+    "BlockGeometry",
+    "Budget",
+    "HeadTopK",
+    "Selection",
+    "Selector",
+    "SubBlock",
+    "TopK",
+    "TopP",
+    "inverse_order",
+    "protected_spans",
+    "serpentine_order",
+]

@@ -1,0 +1,160 @@
+# mypy: allow-untyped-defs
+"""From scores to ascending block lists in one Triton kernel: a row of scores stays in registers from load to list.
+
+The cut is found by bisection on the scores as order-preserving integers: each step counts (or weighs) what lies above
+a threshold. The first steps halve the range of values, which is quick where scores are spread evenly; the later ones
+halve the range of integers, which ends after at most 32. Only comparisons and integer sums: the lists are the same
+bits as those of `choose_torch.py` for the same scores, ties included, and ascend because a running count places them.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .choose_torch import mass_parts, weight_bits
+from .task import SelectionTask
+
+_LOWEST_KEY: tl.constexpr = tl.constexpr(-(2**31))
+_HIGHEST_KEY: tl.constexpr = tl.constexpr(2**31 - 1)
+_VALUE_STEPS: tl.constexpr = tl.constexpr(16)
+
+
+@triton.jit
+def _flip(bits):
+    """Between the bits of a float and an int32 of the same order; its own inverse."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _between(low, high, step):
+    """A key strictly between two keys: of their middle value at first, then their middle key."""
+    value = 0.5 * _flip(low).to(tl.float32, bitcast=True) + 0.5 * _flip(high).to(tl.float32, bitcast=True)
+    by_value = _flip(value.to(tl.int32, bitcast=True))
+    by_key = (low >> 1) + (high >> 1) + (low & high & 1)
+    middle = tl.where(step < _VALUE_STEPS, by_value, by_key)
+    return tl.minimum(tl.maximum(middle, low + 1), high - 1)
+
+
+@triton.jit
+def _weights(below_best, BITS: tl.constexpr):
+    """See `choose_torch.softmax_weights`."""
+    fixed = (tl.minimum(tl.maximum(below_best, 0.0), 30.0) * 4096.0).to(tl.int32)
+    whole = fixed >> 12
+    part = fixed & 4095
+    fraction = (1 << 24) - 2751 * part + 703 * ((part * part) >> 12)
+    return fraction >> tl.minimum(whole + (24 - BITS), 31)
+
+
+@triton.jit
+def _fewest(keys, weights, free, bottom, top, PARTS: tl.constexpr):
+    """The smallest number of best free blocks that hold PARTS / 2**16 of the row's weight."""
+    low = bottom
+    high = top + 1
+    low_count = tl.sum(free.to(tl.int32), axis=0)
+    low_mass = tl.sum(weights, axis=0)
+    high_count = low_count * 0
+    high_mass = low_mass * 0
+    target = ((low_mass.to(tl.int64) * PARTS + 65535) >> 16).to(tl.int32)
+    step = 0
+    while (low_count - high_count > 1) & (low + 1 < high):
+        middle = _between(low, high, step)
+        above = keys >= middle
+        count = tl.sum(above.to(tl.int32), axis=0)
+        mass = tl.sum(tl.where(above, weights, 0), axis=0)
+        enough = mass >= target
+        low = tl.where(enough, middle, low)
+        low_count = tl.where(enough, count, low_count)
+        low_mass = tl.where(enough, mass, low_mass)
+        high = tl.where(enough, high, middle)
+        high_count = tl.where(enough, high_count, count)
+        high_mass = tl.where(enough, high_mass, mass)
+        step += 1
+    # What lies between the two thresholds is one block, or several of the same score and weight.
+    each = tl.maximum((low_mass - high_mass) // tl.maximum(low_count - high_count, 1), 1)
+    return high_count + (target - high_mass + each - 1) // each
+
+
+@triton.jit(do_not_specialize=["blocks", "rows", "first_item", "first_row", "list_rows", "heads", "entries"])
+def _choose_blocks(
+    scores, indices, counts, lowest, highest, pitch, blocks, rows, first_item, first_row, list_rows, heads, entries,
+    MASS: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One row: one query block of one head."""
+    program = tl.program_id(0)
+    item = first_item + program // rows
+    row = first_row + program % rows
+    column = tl.arange(0, COLUMNS)
+    inside = column < blocks
+    score = tl.load(scores + program.to(tl.int64) * pitch + column, mask=inside, other=0.0)
+    forced = inside & (score == float("inf"))
+    free = inside & (score != float("inf"))
+    score = tl.where(score == 0.0, 0.0, score)  # no negative zero: its bits order below the positive one
+    keys = tl.where(free, _flip(score.to(tl.int32, bitcast=True)), _LOWEST_KEY)
+    bottom = tl.min(tl.where(free, keys, _HIGHEST_KEY), axis=0)
+    top = tl.max(keys, axis=0)
+    wanted = tl.load(lowest + item % heads)
+    if MASS:
+        best = _flip(top).to(tl.float32, bitcast=True)
+        weights = tl.where(free, _weights(best - score, BITS), 0)
+        fewest = _fewest(keys, weights, free, bottom, top, PARTS)
+        wanted = tl.minimum(tl.maximum(fewest, wanted), tl.load(highest + item % heads))
+
+    low = bottom
+    high = top + 1
+    count = tl.sum(free.to(tl.int32), axis=0)
+    step = 0
+    while (count != wanted) & (low + 1 < high):
+        middle = _between(low, high, step)
+        above = tl.sum((keys >= middle).to(tl.int32), axis=0)
+        enough = above >= wanted
+        low = tl.where(enough, middle, low)
+        count = tl.where(enough, above, count)
+        high = tl.where(enough, high, middle)
+        step += 1
+    chosen = free & (keys >= low)
+    if count != wanted:
+        # Everything left between the thresholds has the same score: the lowest block numbers win.
+        above_cut = free & (keys >= high)
+        tied = (chosen & (keys < high)).to(tl.int32)
+        places = wanted - tl.sum(above_cut.to(tl.int32), axis=0)
+        chosen = above_cut | ((tied != 0) & (tl.cumsum(tied, axis=0) <= places))
+
+    listed = forced | chosen
+    place = tl.cumsum(listed.to(tl.int32), axis=0) - 1
+    total = tl.sum(listed.to(tl.int32), axis=0)
+    at = item.to(tl.int64) * list_rows + row
+    tl.store(indices + at * entries + place, column, mask=listed)
+    tl.store(indices + at * entries + column, tl.zeros_like(column), mask=(column >= total) & (column < entries))
+    tl.store(counts + at, total)
+
+
+def choose_blocks(
+    scores: Tensor, indices: Tensor, counts: Tensor, *, task: SelectionTask, items: slice, rows: slice,
+    lowest: Tensor, highest: Tensor,
+) -> None:  # fmt: skip
+    """Lists of some heads and query blocks into `indices` [B, Hq, M, N'] and `counts` [B, Hq, M].
+
+    scores fp32 [items, rows, pitch] as `score_triton.score_blocks` leaves them; `lowest` and `highest` int32 [Hq] on
+    the device. The lists are those of `choose_torch.choose_blocks`.
+    """
+    columns = triton.next_power_of_2(task.key_blocks)
+    mass = task.quota.mass
+    _choose_blocks[((items.stop - items.start) * (rows.stop - rows.start),)](
+        scores, indices, counts, lowest, highest, scores.stride(1), task.key_blocks, rows.stop - rows.start,
+        items.start, rows.start, indices.shape[2], indices.shape[1], indices.shape[3],
+        MASS=mass is not None, PARTS=0 if mass is None else mass_parts(mass), BITS=weight_bits(task.key_blocks),
+        COLUMNS=columns, num_warps=4 if columns <= 1024 else 8 if columns <= 4096 else 16,
+    )  # fmt: skip
+
+
+def per_head(counts: tuple[int, ...], *, device: torch.device) -> Tensor:
+    """int32 [heads] on the device. Equal counts are filled there; others travel from pinned memory: nobody waits."""
+    if len(set(counts)) == 1:
+        return torch.full((len(counts),), counts[0], dtype=torch.int32, device=device)
+    host = torch.tensor(counts, dtype=torch.int32)
+    if device.type == "cuda":
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.to(device)

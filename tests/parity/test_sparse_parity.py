@@ -1,0 +1,113 @@
+"""Block-sparse attention on P ranks: the same blocks are kept and the same numbers come out as on one rank.
+
+Selection is rank-local (a rank holds all rows of its own heads after the exchange), so the index sets of P ranks are
+those of one rank, bit for bit, and so is the output of a kernel that computes heads alone.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from parallel_attn import AttentionConfig, AttentionPlan, ParallelAttention, Request, local_rows
+from parallel_attn.mesh import init_ulysses_mesh
+from parallel_attn.selection import BlockGeometry, SubBlock, TopK
+from parallel_attn.strategy import BlockSparse
+from tests.parity.test_attention_parity import CASES, tensors
+
+GEOMETRY = BlockGeometry(query_rows=16, key_rows=8)
+
+
+def method(sparsity: float) -> BlockSparse:
+    return BlockSparse(selector=Recorded(SubBlock(budget=TopK(sparsity=sparsity), cell_rows=4)), geometry=GEOMETRY)
+
+
+class Recorded:
+    """A selector that keeps what it selected."""
+
+    def __init__(self, selector: SubBlock) -> None:
+        self.selector = selector
+        self.selections: list = []
+
+    def __repr__(self) -> str:
+        return repr(self.selector)
+
+    def select(self, *args, **options):
+        self.selections.append(self.selector.select(*args, **options))
+        return self.selections[-1]
+
+
+def masked(request: Request, sparse: BlockSparse, q, k, v, prefix) -> torch.Tensor:
+    """fp64 attention under the mask that the recorded selections spell out."""
+    batch, group = q.shape[0], q.shape[2] // k.shape[2]
+    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float64)
+    selections = iter(sparse.selector.selections)
+    single = len(sparse.selector.selections) == 1
+    selection = next(selections)
+    for b in range(batch):
+        nq, nk, np = (f(batch)[b] for f in (request.valid_queries, request.valid_keys, request.prefix_rows))
+        keys, values = k[b, :nk], v[b, :nk]
+        if prefix is not None:
+            keys, values = (torch.cat([x, part[b, :np]]) for x, part in zip((keys, values), prefix, strict=True))
+        if b and not single:
+            selection = next(selections)
+        lists = selection.indices[b if single else 0], selection.counts[b if single else 0]
+        allowed = torch.zeros(q.shape[2], nq, keys.shape[0], dtype=torch.bool)
+        allowed[:, : selection.dense_query_rows] = True
+        for h in range(q.shape[2]):
+            for m in range(lists[1].shape[1]):
+                start = selection.dense_query_rows + m * GEOMETRY.query_rows
+                for block in lists[0][h, m, : lists[1][h, m]].tolist():
+                    rows = slice(block * GEOMETRY.key_rows, (block + 1) * GEOMETRY.key_rows)
+                    allowed[h, start : start + GEOMETRY.query_rows, rows] = True
+        keys, values = (x.double().repeat_interleave(group, 1) for x in (keys, values))
+        scores = torch.einsum("ihd,jhd->hij", q[b, :nq].double(), keys) / q.shape[3] ** 0.5
+        weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
+        out[b, :nq] = torch.einsum("hij,jhd->ihd", weights, values)
+    return out
+
+
+def _check(rank: int, world_size: int, heads: tuple[int, int]) -> None:
+    mesh = init_ulysses_mesh(world_size, device_type="cpu")
+    config = AttentionConfig(dense_backend="reference", sparse_backend="reference")
+    for name, lengths in CASES.items():
+        request = Request(**lengths)
+        one, many = method(0.6), method(0.6)
+        alone, together = AttentionPlan(config=config, sparse=one), AttentionPlan(mesh=mesh, config=config, sparse=many)
+        q, k, v, prefix = tensors(request, heads, batch=2, dtype=torch.float32)
+        want = ParallelAttention(alone)(q, k, v, prefix=prefix, request=request)
+        torch.testing.assert_close(want.double(), masked(request, one, q, k, v, prefix), rtol=0, atol=3e-6)
+        mine, mine_k = (local_rows(n, degree=world_size, rank=rank) for n in (request.rows, request.physical_key_rows))
+        got = ParallelAttention(together)(q[:, mine], k[:, mine_k], v[:, mine_k], prefix=prefix, request=request)
+        assert torch.equal(got, want[:, mine]), f"{name}, rank {rank}"
+        local = heads[0] // world_size
+        for a, b in zip(one.selector.selections, many.selector.selections, strict=True):
+            own = slice(rank * local, (rank + 1) * local)
+            assert torch.equal(a.indices[:, own], b.indices), f"{name}, rank {rank}: other blocks"
+            assert torch.equal(a.counts[:, own], b.counts), f"{name}, rank {rank}: other counts"
+        assert all("reference-sparse 16x8" in path for _, _, path in together.record.calls)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (8, 4)], ids=["mha", "gqa"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_select_and_compute_what_one_rank_does(ranks, world_size, heads):
+    ranks(world_size, _check, heads)
+
+
+@pytest.mark.parametrize("lengths", CASES.values(), ids=CASES.keys())
+def test_sparsity_zero_is_dense_and_the_share_kept_is_recorded(lengths):
+    request = Request(**lengths)
+    config = AttentionConfig(dense_backend="reference", sparse_backend="reference")
+    q, k, v, prefix = tensors(request, (4, 2), batch=2, dtype=torch.float32)
+    outs, shares = [], []
+    for sparse in (None, method(0.0), method(0.5)):
+        plan = AttentionPlan(config=config, sparse=sparse)
+        with torch.no_grad():
+            outs.append(ParallelAttention(plan, layer=3)(q, k, v, prefix=prefix, request=request))
+        shares.append(plan.record.kept())
+    if request.packed_rows(2) == (0, 0):
+        assert torch.equal(outs[0], outs[1])
+    else:  # the packed rows are a call of their own, and matrix products of fewer rows round differently
+        torch.testing.assert_close(outs[0], outs[1], rtol=0, atol=1e-6)
+    assert shares[:2] == [{}, {(None, 3): 1.0}]
+    assert 0.3 < shares[2][None, 3] <= 1.0
