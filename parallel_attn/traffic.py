@@ -81,6 +81,25 @@ def allgather_kv_resident_bytes(geometry: AttentionGeometry) -> int:
     return geometry.rows * geometry.row_bytes(2 * geometry.kv_heads)
 
 
+def exchange_buffer_bytes(geometry: AttentionGeometry, *, degree: int, rank: int, prefix_rows: int = 0) -> int:
+    """Bytes of the buffers one call allocates on `rank`: packed send and receive, and the output both ways.
+
+        B D b (s_r (Hq + 2 Hkv) + (S + T) (Hq + 2 Hkv) / P + S Hq / P + s_r Hq)
+
+    T: rows of a replicated prefix. The packed send and the returned output are not needed at one time, so the peak
+    is less; this is what is allocated over the call.
+    """
+    own = _rows_of(geometry, degree=degree, rank=rank)
+    packed, query = geometry.query_heads + 2 * geometry.kv_heads, geometry.query_heads
+    here = geometry.row_bytes(packed + query) * own
+    there = (geometry.rows + prefix_rows) * geometry.row_bytes(packed) + geometry.rows * geometry.row_bytes(query)
+    return here + there // degree
+
+
+COPY_PASSES = 4
+"""Tensor passes of one call beside the kernel: q, k and v packed in one pass each, the output merged in one."""
+
+
 def _rows_of(geometry: AttentionGeometry, *, degree: int, rank: int) -> int:
     if not 0 <= rank < degree:
         raise ValueError(f"rank must be in [0, {degree}) at degree {degree}, got {rank}")

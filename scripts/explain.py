@@ -5,7 +5,8 @@
 Takes the flags of `generate`; needs no GPU, no process group and no torchrun. `--model` also takes the names of
 models whose sizes are known without a checkpoint (models/shapes.py). Tables go to stderr. The last line of stdout is
 a JSON document: model, refused (list of code, what, why, instead), legal_degrees, rows, schedule (steps x layers
-preset names), bytes (method -> degree -> bytes per attention call, sent by the rank that sends most, or resident).
+preset names), bytes (method -> degree -> bytes per attention call, sent by the rank that sends most, or resident),
+memory (degree -> weight files and buffers of a call), seconds (degree -> exchange of a call), copy_passes.
 The exit code is 2 when something is refused.
 """
 
@@ -13,12 +14,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -28,9 +28,11 @@ from parallel_attn import UnsupportedError, legal_degrees
 from parallel_attn.config import head_refusals
 from parallel_attn.errors import refuse, require
 from parallel_attn.traffic import (
+    COPY_PASSES,
     AttentionGeometry,
     allgather_kv_resident_bytes,
     allgather_kv_sent_bytes,
+    exchange_buffer_bytes,
     ring_sent_bytes,
     ulysses_sent_bytes,
 )
@@ -46,7 +48,15 @@ SENT: dict[str, Callable[..., int]] = {
 }
 
 
-def main(settings: Settings) -> tuple[dict[str, Any], int]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExplainSettings(Settings):
+    """The flags of `generate`, and what to assume about the machine."""
+
+    link_gb_per_s: float = 450.0
+    """Bandwidth between ranks in one direction, GB/s (10^9 bytes); the default is NVLink of one Hopper GPU."""
+
+
+def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
     """The document, and exit code 2 if it refuses anything."""
     refused = settings.refusals(world_size=None)
     try:
@@ -54,6 +64,9 @@ def main(settings: Settings) -> tuple[dict[str, Any], int]:
     except UnsupportedError as error:
         require([*refused, *error.refusals])
         raise
+    if not settings.link_gb_per_s > 0:
+        raise ValueError(f"--link-gb-per-s must be above 0, got {settings.link_gb_per_s}")
+    weights = weight_bytes(settings.model)
     degree = settings.parallel.ulysses
     refused += head_refusals(shape.query_heads, shape.kv_heads, degree=degree)
     legal = legal_degrees(shape.query_heads, shape.kv_heads)
@@ -76,6 +89,8 @@ def main(settings: Settings) -> tuple[dict[str, Any], int]:
     console.print(f"not counted: {shape.not_counted}")
     console.print(degree_table(shape, legal))
     console.print(traffic_table(moved, chosen=degree))
+    costs = costs_by_degree(geometry, moved, settings)
+    console.print(cost_table(costs, chosen=degree))
     for line in where_ring_moves_less(moved):
         console.print(line)
     if refused:
@@ -87,6 +102,9 @@ def main(settings: Settings) -> tuple[dict[str, Any], int]:
         "rows": rows,
         "schedule": [["dense"] * shape.layers for _ in range(steps)],
         "bytes": moved,
+        "memory": {d: {"weights": weights, "exchange_buffers": cost.buffers} for d, cost in costs.items()},
+        "seconds": {d: {"exchange": cost.seconds} for d, cost in costs.items()},
+        "copy_passes": COPY_PASSES,
     }
     return document, 2 if refused else 0
 
@@ -122,6 +140,41 @@ def bytes_by_degree(geometry: AttentionGeometry, degrees: list[int]) -> Bytes:
     return {**moved, "allgather_kv_resident": dict.fromkeys(degrees, allgather_kv_resident_bytes(geometry))}
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one attention call costs beside its kernel, on the rank that has most to do."""
+
+    buffers: int
+    seconds: float
+
+
+def costs_by_degree(geometry: AttentionGeometry, moved: Bytes, settings: ExplainSettings) -> dict[int, Cost]:
+    """Buffers of a call, and its exchange time as bytes over the link's bandwidth (a lower bound: no latency)."""
+    return {
+        degree: Cost(
+            buffers=max(exchange_buffer_bytes(geometry, degree=degree, rank=rank) for rank in range(degree)),
+            seconds=sent / (settings.link_gb_per_s * 1e9),
+        )
+        for degree, sent in moved["ulysses"].items()
+    }
+
+
+def weight_bytes(model: str) -> int | None:
+    """Bytes of the transformer's weight files on every rank; None for a shape without a checkpoint."""
+    folder = Path(model) / "transformer"
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else None
+
+
+def cost_table(costs: dict[int, Cost], *, chosen: int) -> Table:
+    """Milliseconds and megabytes by legal degree."""
+    title = f"Beside the kernel: exchange at the link's bandwidth, {COPY_PASSES} tensor passes, buffers of one call"
+    table = Table("degree", "exchange ms", "buffers MB", title=title)
+    for degree, cost in costs.items():
+        mark = " (chosen)" if degree == chosen else ""
+        table.add_row(f"{degree}{mark}", f"{cost.seconds * 1e3:,.3f}", f"{cost.buffers / 1e6:,.1f}")
+    return table
+
+
 def degree_table(shape: ModelShape, legal: list[int]) -> Table:
     """Every degree up to the query head count, with the reason against each one that is not legal."""
     table = Table("degree", "strict Ulysses", title="Degrees")
@@ -154,5 +207,5 @@ def where_ring_moves_less(moved: Bytes) -> list[str]:
 
 
 if __name__ == "__main__":
-    settings = tyro.cli(Settings, description=__doc__)
+    settings = launch.parse(ExplainSettings, description=__doc__)
     launch.run(lambda: main(settings))

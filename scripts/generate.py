@@ -23,7 +23,6 @@ from typing import Any
 import diffusers
 import torch
 import torch.distributed as dist
-import tyro
 from diffusers import DiffusionPipeline
 from PIL import Image
 from torch.distributed.device_mesh import DeviceMesh
@@ -160,5 +159,5 @@ def document(settings: Settings, handle: Handle, digest: str, seconds: list[floa
 
 
 if __name__ == "__main__":
-    settings = tyro.cli(Settings, description=__doc__)
+    settings = launch.parse(Settings, description=__doc__)
     launch.run(lambda: main(settings))

@@ -13,14 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import tyro
 
 from parallel_attn import UnsupportedError
 from parallel_attn.agreement import AgreementError
 from parallel_attn.liveness import every_liveness
+
+Settings = TypeVar("Settings")
 
 
 def world_size() -> int:
@@ -31,6 +34,16 @@ def world_size() -> int:
 def rank() -> int:
     """This process among them."""
     return int(os.environ.get("RANK", "0"))
+
+
+def parse(settings: type[Settings], *, description: str | None) -> Settings:
+    """The command line as settings; a mistake prints what it is, and ends with a JSON document as every run does."""
+    try:
+        return tyro.cli(settings, description=description)
+    except SystemExit as error:
+        if error.code not in (0, None) and rank() == 0:
+            print(json.dumps({"error": f"the command line is not valid: {' '.join(sys.argv[1:])}"}), flush=True)
+        raise
 
 
 def run(main: Callable[[], dict[str, Any] | tuple[dict[str, Any], int]]) -> None:

@@ -9,6 +9,7 @@ from parallel_attn.traffic import (
     AttentionGeometry,
     allgather_kv_resident_bytes,
     allgather_kv_sent_bytes,
+    exchange_buffer_bytes,
     ring_sent_bytes,
     ulysses_sent_bytes,
 )
@@ -79,3 +80,11 @@ def test_sizes_below_one_are_refused(name):
     AttentionGeometry(**sizes)
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
         AttentionGeometry(**{**sizes, name: 0})
+
+
+def test_buffers_are_what_a_call_allocates():
+    geometry = AttentionGeometry(rows=107, query_heads=8, kv_heads=4, head_dim=16, batch=2, bytes_per_element=4)
+    own, row = 54, 2 * 16 * 4
+    send, recv = own * 16 * row, (107 + 9) * 8 * row
+    out, returned = 107 * 4 * row, own * 8 * row
+    assert exchange_buffer_bytes(geometry, degree=2, rank=0, prefix_rows=9) == send + recv + out + returned

@@ -1,0 +1,169 @@
+"""Two or more GPUs over NCCL against one: the attention call, the blocks it keeps, and what it costs.
+
+    torchrun --standalone --nproc-per-node=2 -m tests.gpu.nccl_parity
+
+Every rank holds the full q, k and v of a case (same seed), runs them alone and sharded, and compares its rows and
+its heads' lists bit for bit. Then the Cosmos3-Nano geometry is timed. Rank 0 ends stdout with one JSON document.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from parallel_attn import (
+    AttentionConfig,
+    AttentionPlan,
+    KVPrefix,
+    ParallelAttention,
+    Request,
+    init_ulysses_mesh,
+    local_rows,
+)
+from parallel_attn.selection import BlockGeometry, SubBlock, TopK
+from parallel_attn.strategy import BlockSparse
+
+CASES = {
+    "aligned": Request(rows=4096),
+    "ragged": Request(rows=4003),
+    "text after the rows": Request(rows=4003, prefix=KVPrefix(rows=77, kind="replicated")),
+    "padded": Request(rows=4096, valid_rows=4001, prefix=KVPrefix(rows=77, kind="replicated")),
+    "packed prefix": Request(rows=4003, prefix=KVPrefix(rows=300, kind="packed")),
+}
+METHODS = {"dense": None, "64x64": (64, 64), "128x128": (128, 128), "256x128": (256, 128)}
+HEADS = (16, 4)
+
+
+class Recorded:
+    """A selector that keeps its last selection."""
+
+    def __init__(self, selector: SubBlock) -> None:
+        self.selector = selector
+
+    def __repr__(self) -> str:
+        return repr(self.selector)
+
+    def select(self, *args: object, **options: object) -> object:
+        self.last = self.selector.select(*args, **options)  # type: ignore[arg-type]
+        return self.last
+
+
+def sparse(blocks: tuple[int, int] | None) -> BlockSparse | None:
+    if blocks is None:
+        return None
+    geometry = BlockGeometry(query_rows=blocks[0], key_rows=blocks[1])
+    return BlockSparse(selector=Recorded(SubBlock(budget=TopK(sparsity=0.75))), geometry=geometry)
+
+
+def inputs(request: Request, heads: tuple[int, int], batch: int) -> tuple:
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def draw(rows: int, count: int) -> torch.Tensor:
+        return torch.randn(batch, rows, count, 128, generator=generator, device="cuda", dtype=torch.bfloat16)
+
+    rows = request.replicated_rows
+    prefix = (draw(rows, heads[1]), draw(rows, heads[1])) if rows else None
+    return draw(request.rows, heads[0]), draw(request.rows, heads[1]), draw(request.rows, heads[1]), prefix
+
+
+def compare(mesh, rank: int, size: int) -> list[dict]:
+    rows = []
+    for method, blocks in METHODS.items():
+        for backend in ("fa4", "sdpa-cudnn") if blocks is None else ("auto", "fa4"):
+            config = (
+                AttentionConfig(dense_backend=backend)
+                if blocks is None
+                else AttentionConfig(dense_backend="fa4", sparse_backend=backend)
+            )
+            one, many = sparse(blocks), sparse(blocks)
+            alone, together = (
+                AttentionPlan(config=config, sparse=one),
+                AttentionPlan(mesh=mesh, config=config, sparse=many),
+            )
+            for name, request in CASES.items():
+                for batch in (1, 2):
+                    q, k, v, prefix = inputs(request, HEADS, batch)
+                    mine = local_rows(request.rows, degree=size, rank=rank)
+                    row = {"method": method, "backend": backend, "case": name, "batch": batch}
+                    try:
+                        want = ParallelAttention(alone)(q, k, v, prefix=prefix, request=request)
+                        got = ParallelAttention(together)(
+                            q[:, mine], k[:, mine], v[:, mine], prefix=prefix, request=request
+                        )
+                    except NotImplementedError as error:
+                        rows.append(row | {"refused": str(error).splitlines()[-1][:160]})
+                        continue
+                    row["equal"] = torch.equal(got, want[:, mine])
+                    row["max_abs_diff"] = (got - want[:, mine]).abs().max().item()
+                    if one is not None and many is not None:
+                        own = slice(rank * HEADS[0] // size, (rank + 1) * HEADS[0] // size)
+                        a, b = one.selector.last, many.selector.last
+                        row["same_blocks"] = torch.equal(a.indices[:, own], b.indices) and torch.equal(
+                            a.counts[:, own], b.counts
+                        )
+                    row["path"] = next(iter(together.record.calls))[2]
+                    together.record.clear()
+                    rows.append(row)
+    return rows
+
+
+def milliseconds(call: Callable[[], object], *, rounds: int = 15) -> float:
+    for _ in range(3):
+        call()
+    samples = []
+    for _ in range(rounds):
+        dist.barrier()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        samples.append(start.elapsed_time(end))
+    return statistics.median(samples)
+
+
+def measure(mesh, rank: int, size: int) -> list[dict]:
+    rows = []
+    request = Request(rows=44_160, prefix=KVPrefix(rows=512, kind="replicated"))
+    q, k, v, prefix = inputs(request, (32, 8), 1)
+    mine = local_rows(request.rows, degree=size, rank=rank)
+    shards = tuple(x[:, mine].contiguous() for x in (q, k, v))
+    for method, blocks in METHODS.items():
+        config = AttentionConfig(dense_backend="fa4")
+        alone = ParallelAttention(AttentionPlan(config=config, sparse=sparse(blocks)))
+        together = ParallelAttention(AttentionPlan(mesh=mesh, config=config, sparse=sparse(blocks)))
+        one = milliseconds(lambda: alone(q, k, v, prefix=prefix, request=request))  # noqa: B023
+        many = milliseconds(lambda: together(*shards, prefix=prefix, request=request))  # noqa: B023
+        rows.append({"method": method, "one_gpu_ms": one, "ranks_ms": many, "speedup": one / many,
+                     "path": next(iter(together.plan.record.calls))[2]})  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl", timeout=timedelta(seconds=300))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = init_ulysses_mesh(size, device_type="cuda")
+    with torch.no_grad():
+        found = {"rank": rank, "compared": compare(mesh, rank, size), "measured": measure(mesh, rank, size)}
+    everyone: list = [None] * size
+    dist.all_gather_object(everyone, found)
+    if rank == 0:
+        unequal = [row for each in everyone for row in each["compared"] if row.get("equal") is False]
+        moved = [row for each in everyone for row in each["compared"] if row.get("same_blocks") is False]
+        refused = [row for row in everyone[0]["compared"] if "refused" in row]
+        compared = sum("equal" in row for each in everyone for row in each["compared"])
+        print(json.dumps({"device": torch.cuda.get_device_name(), "ranks": size, "compared": compared,
+                          "unequal": unequal, "other_blocks": moved, "refused": refused,
+                          "measured": [each["measured"] for each in everyone]}))  # fmt: skip
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
