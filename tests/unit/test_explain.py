@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from parallel_attn import ParallelConfig, UnsupportedError
-from scripts.explain import main
-from scripts.settings import Settings
+from scripts.explain import ExplainSettings, main
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -77,7 +76,7 @@ def test_every_refusal_is_listed():
 
 
 def test_a_checkpoint_and_its_own_request():
-    document, code = main(Settings(model="cosmos3-tiny", steps=2, parallel=ParallelConfig(ulysses=4)))
+    document, code = main(ExplainSettings(model="cosmos3-tiny", steps=2, parallel=ParallelConfig(ulysses=4)))
     assert code == 2
     assert [refusal["code"] for refusal in document["refused"]] == ["head-count"]
     assert document["legal_degrees"] == [1, 2]
@@ -86,7 +85,7 @@ def test_a_checkpoint_and_its_own_request():
 
 
 def test_flags_that_were_given_replace_the_shape_s_own():
-    document, code = main(Settings(model="wan-14b", frames=5, height=480, width=832, steps=3))
+    document, code = main(ExplainSettings(model="wan-14b", frames=5, height=480, width=832, steps=3))
     assert (code, document["rows"], len(document["schedule"])) == (0, 2 * 30 * 52, 3)
 
 
@@ -95,16 +94,16 @@ def test_refused_flags_are_listed_with_a_refused_transformer(tmp_path):
     (tmp_path / "transformer").mkdir()
     (tmp_path / "transformer" / "config.json").write_text("{}")
     with pytest.raises(UnsupportedError) as raised:
-        main(Settings(model=str(tmp_path), parallel=ParallelConfig(ring=2)))
+        main(ExplainSettings(model=str(tmp_path), parallel=ParallelConfig(ring=2)))
     assert [refusal.code for refusal in raised.value.refusals] == ["ring", "model"]
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_names():
     with pytest.raises(ValueError, match="known names: cosmos3-nano, minimax-h3, qwen-image, wan-14b, cosmos3-tiny"):
-        main(Settings(model="cosmos9"))
+        main(ExplainSettings(model="cosmos9"))
 
 
 @pytest.mark.parametrize("name", ["frames", "height", "width", "steps"])
 def test_sizes_below_one_are_errors(name):
     with pytest.raises(ValueError, match=f"--{name} must be at least 1, got 0"):
-        main(Settings(model="wan-14b", **{name: 0}))
+        main(ExplainSettings(model="wan-14b", **{name: 0}))
