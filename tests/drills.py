@@ -60,6 +60,7 @@ def raises_in_forward(drill: Drill) -> None:
     transformer = tiny_transformer()
     parallelize(transformer, mesh=drill.mesh)
     arguments = forward_arguments(transformer)
+    drill.ready()
     if drill.faulty:
         arguments["vision_tokens"] = [arguments["vision_tokens"][0][:, :2]]  # fails before the seam
     transformer(**arguments)
@@ -74,6 +75,7 @@ def one_branch_fails(drill: Drill) -> None:
     with handle.denoising(2):
         transformer(**forward_arguments(transformer, text=5))
         branch = forward_arguments(transformer, text=9)
+        drill.ready()
         if drill.faulty:
             branch["input_ids"] = branch["input_ids"] + 10**6
         transformer(**branch)
