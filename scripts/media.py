@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import imageio_ffmpeg
 import numpy as np
 from PIL import Image
 
@@ -25,6 +24,8 @@ def atomic(path: Path) -> Iterator[Path]:
 
 def write_video(frames: Sequence[Image.Image], path: Path, *, fps: int) -> None:
     """H.264 in MP4, one video frame per image; `path` appears complete or not at all."""
+    import imageio_ffmpeg  # carries its own ffmpeg; an image, or a comparison of latents, needs neither
+
     with atomic(path) as partial:
         writer = imageio_ffmpeg.write_frames(
             str(partial), frames[0].size, fps=fps, quality=9, macro_block_size=2, ffmpeg_log_level="error"
