@@ -78,6 +78,12 @@ def gather_rows_of_heads(out: Tensor, *, request: Request, axis: Axis) -> Tensor
     axis.all_to_all(recv, out, [local] * degree, list(rows))
     recv = recv.view(degree, local, batch, heads, head_dim)
     with span("merge"):
+        if recv.is_cuda:
+            from .copy_triton import merge
+
+            merged = recv.new_empty(batch, local, degree * heads, head_dim)
+            merge(recv, merged)
+            return merged
         return recv.permute(2, 1, 0, 3, 4).reshape(batch, local, degree * heads, head_dim)
 
 
@@ -109,10 +115,7 @@ def _scatter_aligned(q: Tensor, k: Tensor, v: Tensor, *, request: Request, axis:
     rows = recv[: request.rows]
     # At degree 1 the send layout is the receive layout: pack straight into it.
     send = rows.view(1, local, batch, width) if degree == 1 else q.new_empty(degree, local, batch, width)
-    start = 0
-    for part in parts:
-        part.pack(send.narrow(3, start, part.width))
-        start += part.width
+    _pack(parts, send)
     if degree > 1:
         splits = list(shard_rows(request.rows, degree=degree))
         axis.all_to_all(rows, send.view(degree * local, batch, width), splits, [local] * degree)
@@ -147,6 +150,21 @@ def _scatter_unaligned(
         kv_cols[k_start : k_start + nk].copy_(kv_piece[0])
         q_start, k_start = q_start + nq, k_start + nk
     return (q_part.view(q_cols), *_split_kv(kv_cols, k_part, v_part))
+
+
+def _pack(parts: list[_Part], send_PsBW: Tensor) -> None:
+    """Write q, k and v side by side for every rank."""
+    if send_PsBW.is_cuda:
+        from .copy_triton import pack
+
+        q, k, v = (part.x_BsHD for part in parts)
+        with span("pack"):
+            pack(q, k, v, send_PsBW, degree=parts[0].degree)
+        return
+    start = 0
+    for part in parts:
+        part.pack(send_PsBW.narrow(3, start, part.width))
+        start += part.width
 
 
 class _Part:

@@ -45,7 +45,7 @@ class Options:
     """Of the process group; nccl needs a GPU for every rank."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the ranks compute."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] | None = None
     """Of weights, activations and the attention inputs; in bfloat16 the bound of the whole model is wide."""
     steps: int | None = None
     """Denoising iterations; the checkpoint's own value when left out."""

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -77,14 +76,14 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         batch=1,  # guidance runs its two branches as separate forwards
-        bytes_per_element=getattr(torch, settings.dtype).itemsize,
+        bytes_per_element=settings.torch_dtype.itemsize,
     )
     moved = bytes_by_degree(geometry, legal)
 
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     console.print(
         f"{shape.name}: {rows:,} sharded rows, {shape.layers} layers, {steps} steps, {shape.query_heads} query and "
-        f"{shape.kv_heads} KV heads of {shape.head_dim}, {settings.dtype}"
+        f"{shape.kv_heads} KV heads of {shape.head_dim}, {str(settings.torch_dtype).removeprefix('torch.')}"
     )
     console.print(f"not counted: {shape.not_counted}")
     console.print(degree_table(shape, legal))

@@ -65,7 +65,7 @@ def load(folder: Path, settings: Settings) -> Any:
     if launch.rank() != 0:
         diffusers.utils.logging.disable_progress_bar()
     pipeline = DiffusionPipeline.from_pretrained(
-        folder, dtype=getattr(torch, settings.dtype), enable_safety_checker=settings.safety_checker
+        folder, dtype=settings.torch_dtype, enable_safety_checker=settings.safety_checker
     )
     pipeline.set_progress_bar_config(disable=launch.rank() != 0, file=sys.stderr)
     if settings.vae_tiling:

@@ -83,7 +83,7 @@ def attention_inputs(
 
     def draw(rows: int, count: int) -> Tensor:
         values = torch.randn(2, rows, count, HEAD_DIM, generator=generator)
-        return values.to(settings.device, getattr(torch, settings.dtype))
+        return values.to(settings.device, settings.torch_dtype)
 
     q, k, v = (draw(request.rows, count) for count in (heads[0], heads[1], heads[1]))
     rows = request.replicated_rows
@@ -110,7 +110,7 @@ def compare_pipeline(mesh: DeviceMesh, settings: Settings, folder: Path) -> dict
         "scale": scale,
         "response": response,
         "bound": parity_bound(
-            dtype=getattr(torch, settings.dtype),
+            dtype=settings.torch_dtype,
             steps=request.steps,
             guidance_scale=request.guidance_scale,
             scale=scale,
@@ -125,7 +125,7 @@ def measure_rounding(pipeline: Any, settings: Settings, stock: Tensor) -> tuple[
     Imitates rounding: after each step, every latent moves by one eps of the largest, up or down at random.
     """
     generator = torch.Generator().manual_seed(settings.seed)
-    eps = torch.finfo(getattr(torch, settings.dtype)).eps
+    eps = torch.finfo(settings.torch_dtype).eps
     sizes = [torch.randn(stock.shape, generator=generator).abs().max().item()]  # latents start as unit noise
 
     def nudge(_: Any, step: int, timestep: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from models.builtin import GenerationDefaults, generation_defaults
 from models.plan import ModelPlan
 from offload import OffloadConfig
@@ -43,8 +45,8 @@ class Settings:
     """Of the initial noise."""
     image: Path | None = None
     """First frame, for image-to-video."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of weights and activations."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of weights and activations; float32 on the CPU and bfloat16 on a GPU when left out."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the model runs; ranks take the device of their local rank."""
     safety_checker: bool = False
@@ -60,6 +62,12 @@ class Settings:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """What `dtype` means on `device`."""
+        name = self.dtype or ("bfloat16" if self.device == "cuda" else "float32")
+        return getattr(torch, name)
 
     def request(self) -> GenerationDefaults:
         """The request with the checkpoint's own value for whatever was left out."""

@@ -87,7 +87,7 @@ def _score_blocks(
                     # lives, so `best` is a real score before a dead one comes.
                     shrunk = tl.exp2(-tl.abs(dots - best))
                     total = tl.where(dots > best, total * shrunk + 1.0, total + shrunk)
-                best = tl.maximum(best, dots)
+                best = tl.maximum(best, dots, propagate_nan=tl.PropagateNan.ALL)
     if REDUCE == "lse":
         score = best + tl.log2(total)
     elif REDUCE == "max":
@@ -96,8 +96,7 @@ def _score_blocks(
         live_cells = tl.minimum(tl.maximum(tl.cdiv(q_rows - q_block * (Q_CELL * Q_CELLS), Q_CELL), 1), Q_CELLS)
         pairs = tl.broadcast_to((live_cells * K_CELLS)[:, None], (TILE_Q, TILE_K))
         score = tl.div_rn(total, pairs.to(tl.float32)) * scale
-    score = tl.where(score == score, score, -LARGEST)
-    score = tl.minimum(tl.maximum(score, -LARGEST), LARGEST)
+    score = tl.minimum(tl.maximum(score, -LARGEST), LARGEST)  # of NaN and a number, these take the number
     kept = tl.load(protected + k_block, mask=k_block < k_blocks, other=0) != 0
     score = tl.where(kept[None, :], float("inf"), score)
     row = here * (last_row - first_row) + (q_block - first_row)
