@@ -1,0 +1,116 @@
+"""What a selection costs, by stage, beside dense attention on the same tensors.
+
+    python -m tests.gpu.bench_selection [--tiles]
+
+Milliseconds are medians of CUDA-event timings after warm-up, bf16, head_dim 128, random inputs (heavy-tailed scores
+take more bisection steps). `share` is the whole selection over dense cuDNN attention. With --tiles the score kernel
+is timed at other tile sizes too, which is how its constant was chosen. The last line is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from parallel_attn.selection import BlockGeometry, Budget, SubBlock, TopK, TopP, choose_triton, score_triton
+from parallel_attn.selection.protect import block_mask
+
+SHAPES = ((37_760, 7, 7), (44_160, 32, 8), (65_536, 16, 16), (131_072, 16, 16), (172_032, 16, 16))
+GEOMETRIES = ((64, 64), (128, 64), (128, 128))
+TILES = ((64, 128, 4), (64, 64, 4), (128, 64, 8), (128, 128, 8), (128, 128, 4), (128, 256, 8))
+
+
+def milliseconds(call: Callable[[], object], *, runs: int = 7) -> float:
+    """Median time of `call` on the GPU."""
+    times = []
+    for run in range(runs + 2):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        if run >= 2:
+            times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def stages(q: torch.Tensor, k: torch.Tensor, geometry: BlockGeometry, budget: Budget, *, tiles: bool) -> dict:
+    """Times of pooling, scoring and choosing one piece of heads, scaled to all heads, and of the whole call."""
+    selector = SubBlock(budget=budget, implementation="triton")
+    task = selector._task(q, k, geometry, (), 0, 0)
+    heads, kv_heads = q.shape[2], k.shape[2]
+    items, rows = next(task.chunks(heads, bytes_per_row=4 * score_triton.pitch(task.key_blocks)))
+    scale = heads / (items.stop - items.start) * task.query_blocks / (rows.stop - rows.start)
+
+    def pool():
+        q_cells = score_triton.pool_cells(q, block_rows=geometry.query_rows, cell=task.query_cell)
+        return q_cells, score_triton.pool_cells(k, block_rows=geometry.key_rows, cell=task.key_cell)
+
+    q_cells, k_cells = pool()
+    protected = block_mask(task.protected, key_blocks=task.key_blocks, device=q.device).view(torch.int8)
+    scores = score_triton.workspace(items.stop, rows.stop, task=task, device=q.device)
+    selection = selector.select(q, k, geometry=geometry)
+    lowest, highest = (choose_triton.per_head(x, device=q.device) for x in (task.quota.lowest, task.quota.highest))
+
+    def score():
+        score_triton.score_blocks(
+            q_cells, k_cells, scores,
+            task=task, heads=heads, kv_heads=kv_heads, items=items, rows=rows, protected=protected,
+        )  # fmt: skip
+
+    def choose():
+        choose_triton.choose_blocks(
+            scores, selection.indices, selection.counts,
+            task=task, items=items, rows=rows, lowest=lowest, highest=highest,
+        )  # fmt: skip
+
+    row = {"pool": milliseconds(pool)}
+    default = score_triton.TILE
+    for tile in TILES if tiles else ():
+        score_triton.TILE = tile
+        row["score {}x{}/{}".format(*tile)] = scale * milliseconds(score)
+    score_triton.TILE = default
+    row |= {"score": scale * milliseconds(score), "choose": scale * milliseconds(choose)}
+    row["all"] = milliseconds(lambda: selector.select(q, k, geometry=geometry))
+    row["kept"] = float(selection.shares_kept().mean())
+    return row
+
+
+def main() -> None:
+    """Print a row per shape, geometry and budget on stderr and all of them as JSON on stdout."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiles", action="store_true")
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many of the shapes, shortest first")
+    options = parser.parse_args()
+    rows = []
+    for length, heads, kv_heads in SHAPES[: options.shapes]:
+        q = torch.randn(1, length, heads, 128, device="cuda", dtype=torch.bfloat16)
+        k = torch.randn(1, length, kv_heads, 128, device="cuda", dtype=torch.bfloat16)
+        bhsd = [x.transpose(1, 2) for x in (q, k, k)]
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            dense = milliseconds(
+                lambda bhsd=bhsd: torch.nn.functional.scaled_dot_product_attention(*bhsd, enable_gqa=True), runs=3
+            )
+        for block in GEOMETRIES:
+            geometry = BlockGeometry(query_rows=block[0], key_rows=block[1])
+            for name, budget in (
+                ("top-k 0.75", TopK(sparsity=0.75)),
+                ("top-p 0.9", TopP(mass=0.9, min_sparsity=0.5, max_sparsity=0.9)),
+            ):
+                row = stages(q, k, geometry, budget, tiles=options.tiles and name.startswith("top-k"))
+                row = {key: round(value, 4) for key, value in row.items()}
+                row |= {"rows": length, "heads": heads, "kv_heads": kv_heads, "geometry": str(geometry)}
+                row |= {"budget": name, "dense": round(dense, 3), "share": round(row["all"] / dense, 5)}
+                print(row, file=sys.stderr, flush=True)
+                rows.append(row)
+    print(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

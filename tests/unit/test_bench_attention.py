@@ -1,0 +1,36 @@
+"""The attention bench ends with one JSON document; without a GPU it shows so on a few rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def bench(*flags):
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "scripts.bench_attention", "--repeats", "1", *flags]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def test_rows_of_dense_and_block_sparse_kernels():
+    code, document, progress = bench("--geometry", "cosmos3-nano", "--degree", "8", "--sparsity", "0.5")
+    assert code == 0 and "of ideal" in progress
+    assert (document["geometry"]["query_heads"], document["geometry"]["kv_heads"]) == (4, 1)
+    rows = document["rows"]
+    assert [(row["path"], row["blocks"]) for row in rows] == [
+        ("dense", None), ("dense", None), ("block-sparse", "64x64"), ("block-sparse", "128x128"),
+    ]  # fmt: skip
+    assert [row["share_kept"] for row in rows] == [1, 1, 0.5, pytest.approx(2 / 3)]
+    assert max(row["share_of_ideal"] for row in rows[:2]) == 1
+    assert all(row["milliseconds"] > 0 and row["tflops"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("flags", [("--degree", "3"), ("--sparsity", "1.0")])
+def test_what_cannot_run_is_refused(flags):
+    code, document, _ = bench(*flags)
+    assert code == 2 and ("refused" in document or "error" in document)
