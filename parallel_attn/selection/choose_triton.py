@@ -49,15 +49,15 @@ def _weights(below_best, BITS: tl.constexpr):
 
 
 @triton.jit
-def _fewest(keys, weights, free, bottom, top, PARTS: tl.constexpr):
-    """The smallest number of best free blocks that hold PARTS / 2**16 of the row's weight."""
+def _fewest(keys, weights, free, bottom, top, parts):
+    """The smallest number of best free blocks that hold parts / 2**16 of the row's weight."""
     low = bottom
     high = top + 1
     low_count = tl.sum(free.to(tl.int32), axis=0)
     low_mass = tl.sum(weights, axis=0)
     high_count = low_count * 0
     high_mass = low_mass * 0
-    target = ((low_mass.to(tl.int64) * PARTS + 65535) >> 16).to(tl.int32)
+    target = ((low_mass.to(tl.int64) * parts + 65535) >> 16).to(tl.int32)
     step = 0
     while (low_count - high_count > 1) & (low + 1 < high):
         middle = _between(low, high, step)
@@ -77,10 +77,10 @@ def _fewest(keys, weights, free, bottom, top, PARTS: tl.constexpr):
     return high_count + (target - high_mass + each - 1) // each
 
 
-@triton.jit(do_not_specialize=["blocks", "rows", "first_item", "first_row", "list_rows", "heads", "entries"])
+@triton.jit(do_not_specialize=["blocks", "rows", "first_item", "first_row", "list_rows", "heads", "entries", "parts"])
 def _choose_blocks(
     scores, indices, counts, lowest, highest, pitch, blocks, rows, first_item, first_row, list_rows, heads, entries,
-    MASS: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr,
+    parts, MASS: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One row: one query block of one head."""
     program = tl.program_id(0)
@@ -99,7 +99,7 @@ def _choose_blocks(
     if MASS:
         best = _flip(top).to(tl.float32, bitcast=True)
         weights = tl.where(free, _weights(best - score, BITS), 0)
-        fewest = _fewest(keys, weights, free, bottom, top, PARTS)
+        fewest = _fewest(keys, weights, free, bottom, top, parts)
         wanted = tl.minimum(tl.maximum(fewest, wanted), tl.load(highest + item % heads))
 
     low = bottom
@@ -145,7 +145,7 @@ def choose_blocks(
     _choose_blocks[((items.stop - items.start) * (rows.stop - rows.start),)](
         scores, indices, counts, lowest, highest, scores.stride(1), task.key_blocks, rows.stop - rows.start,
         items.start, rows.start, indices.shape[2], indices.shape[1], indices.shape[3],
-        MASS=mass is not None, PARTS=0 if mass is None else mass_parts(mass), BITS=weight_bits(task.key_blocks),
+        0 if mass is None else mass_parts(mass), MASS=mass is not None, BITS=weight_bits(task.key_blocks),
         COLUMNS=columns, num_warps=4 if columns <= 1024 else 8 if columns <= 4096 else 16,
     )  # fmt: skip
 

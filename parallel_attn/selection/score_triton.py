@@ -70,7 +70,7 @@ def _score_blocks(
     k_mask = (k_block < k_blocks)[:, None] & (column < HEAD_DIM)[None, :]
     best = tl.full((TILE_Q, TILE_K), -LARGEST, tl.float32)
     total = tl.zeros((TILE_Q, TILE_K), tl.float32)
-    for a in tl.static_range(Q_CELLS):
+    for a in range(Q_CELLS):
         q_at = q + ((item * Q_CELLS + a) * q_blocks + q_block)[:, None] * HEAD_DIM + column[None, :]
         q_cell = tl.load(q_at, mask=q_mask, other=0.0)
         live = (q_block * (Q_CELL * Q_CELLS) + a * Q_CELL < q_rows)[:, None]

@@ -5,8 +5,8 @@
 Without a GPU, TRITON_INTERPRET=1 runs the small cases in Triton's interpreter (fp16: it truncates where bf16 rounds).
 
 What is promised: pooled cells are the same bits; block lists are the same bits for the same scores; scores agree
-within `score_bound`, so whole selections differ at most in blocks whose score is that close to the cut, and not at
-all where fp32 sums are exact.
+within the bound of `torch_scores`, so whole selections differ at most in blocks whose score is that close to the cut,
+and not at all where fp32 sums are exact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ CUDA = torch.cuda.is_available()
 INTERPRETED = not CUDA and os.environ.get("TRITON_INTERPRET") == "1"
 if not (CUDA or INTERPRETED):
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
 
 from parallel_attn.selection import (  # noqa: E402
     BlockGeometry,
@@ -84,10 +85,9 @@ def torch_scores(q, k, selected, *, b, h):
     )
     protected = block_mask(selected.protected, key_blocks=selected.key_blocks, device=DEVICE)
     scores = score_torch.score_blocks(q_cells, k_cells, live=live, protected=protected, reduce=selected.reduce)
-    norms = [cells.float().norm(dim=-1).max() for cells in (q_cells, k_cells)]
-    largest = scores[scores != INF].abs().max() if (scores != INF).any() else 0.0
-    score_bound = float(2**-15 * norms[0] * norms[1] * q.shape[3] ** -0.5 * 1.4427 + 2**-17 * largest)
-    return scores, score_bound
+    norms = [float(cells.float().norm(dim=-1).max()) for cells in (q_cells, k_cells)]
+    largest = float(scores.masked_fill(scores == INF, 0).abs().max())
+    return scores, 2**-15 * norms[0] * norms[1] * q.shape[3] ** -0.5 * 1.4427 + 2**-17 * largest
 
 
 @pytest.mark.parametrize("reduce", ["lse", "max", "mean"])
@@ -154,6 +154,20 @@ def test_lists_are_the_same_bits_for_the_same_scores(mass, blocks, kind):
         )
         assert torch.equal(counts[0, h].cpu(), expected[1])
         assert torch.equal(indices[0, h].cpu(), expected[0])
+
+
+@triton.jit
+def _weigh(x, out, BITS: tl.constexpr, COLUMNS: tl.constexpr):
+    column = tl.arange(0, COLUMNS)
+    tl.store(out + column, choose_triton._weights(tl.load(x + column), BITS))
+
+
+@pytest.mark.parametrize("bits", [14, 18, 24])
+def test_weights_are_the_same_integers(bits):
+    below_best = torch.linspace(0, 40, 2**14, device=DEVICE)
+    found = torch.empty(2**14, dtype=torch.int32, device=DEVICE)
+    _weigh[(1,)](below_best, found, BITS=bits, COLUMNS=2**14)
+    assert torch.equal(found.long(), choose_torch.softmax_weights(below_best, bits=bits))
 
 
 def both(q, k, budget, reduce, **options):
@@ -237,9 +251,9 @@ def test_numbers_that_are_not_finite_give_valid_lists_and_nan_comes_last(reduce)
         k[:, 70:200] = value
         for budget in (TopK(sparsity=0.5), TopP(mass=0.5, min_sparsity=0.1, max_sparsity=0.9)):
             selector = SubBlock(budget=budget, reduce=reduce, implementation="triton")
-            found = selector.select(q, k, geometry=geometry, protected=protected)
+            lists = selector.select(q, k, geometry=geometry, protected=protected)
             lengths = dict(geometry=geometry, query_rows=64, key_rows=640)
-            Selection.checked(found.indices, found.counts, protected=protected, **lengths)
+            Selection.checked(lists.indices, lists.counts, protected=protected, **lengths)
     found = SubBlock(budget=TopK(sparsity=0.5), reduce=reduce, implementation="triton").select(q, k, geometry=geometry)
     assert not torch.isin(found.indices, torch.arange(2, 7, device=DEVICE)).any()
 
