@@ -57,7 +57,7 @@ def raises_in_forward(drill: Drill) -> None:
     from models import parallelize
     from tests.cosmos3_inputs import forward_arguments, tiny_transformer
 
-    transformer = tiny_transformer()
+    transformer = tiny_transformer(kv_heads=max(2, drill.size))
     parallelize(transformer, mesh=drill.mesh)
     arguments = forward_arguments(transformer)
     drill.ready()
@@ -70,7 +70,7 @@ def one_branch_fails(drill: Drill) -> None:
     from models import parallelize
     from tests.cosmos3_inputs import forward_arguments, tiny_transformer
 
-    transformer = tiny_transformer()
+    transformer = tiny_transformer(kv_heads=max(2, drill.size))
     handle = parallelize(transformer, mesh=drill.mesh)
     with handle.denoising(2):
         transformer(**forward_arguments(transformer, text=5))

@@ -42,7 +42,7 @@ def test_a_guided_pipeline_on_two_ranks(ranks):
 
 
 def _requests(rank: int, world_size: int) -> None:
-    transformer = tiny_transformer()
+    transformer = tiny_transformer(kv_heads=world_size)
     requests = [(7, (1, 1, 1)), (5, (1, 1, 3)), (9, (3, 3, 3)), (4, (2, 2, 5))]  # one row to ragged ones
     arguments = [forward_arguments(transformer, text=text, grid=grid) for text, grid in requests]
     want = [transformer(**a).sample[0] for a in arguments]
@@ -60,6 +60,7 @@ def _requests(rank: int, world_size: int) -> None:
 
 def test_requests_down_to_fewer_rows_than_ranks(ranks):
     ranks(2, _requests)
+    ranks(4, _requests)
 
 
 def _compiled(rank: int, world_size: int) -> int:
