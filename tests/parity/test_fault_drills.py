@@ -34,7 +34,7 @@ FAULTS = {
     "stopped_in_the_exchange": r"rank {r} is stopped; last call",
     "first_rank_killed": r"rank {r} (is gone, and the control store with it|exited or was killed)",
     "first_rank_stopped": r"rank {r} is stopped",
-    "other_dtype": r"dtype differs \(rank 0: 'torch.float16',.*odd: rank {r}",
+    "other_dtype": r"dtype differs \(rank \d: 'torch.float16',.*odd: rank {r}",
     "other_text_length": r"prefix differs .*odd: rank {r}",
     "other_known_shape": r"rows differs .*odd: rank {r}",
     "skipped_call": r"layer differs .*odd: rank {r}",
