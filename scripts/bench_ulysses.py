@@ -19,12 +19,12 @@ the system after each call. MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1000000000
 everyone: what remains is copies and transfers.
 
 The last line of stdout is a JSON document: ranks, backend, torch, and rows, or failed with the ranks that did. A row
-has measure, case, contestant, version, its sizes, median_ms, min_ms, max_ms, ratio (of medians, to this library: above
-1 is slower), max_abs_diff, collectives and sent_bytes of one call; on a CPU also cpu_ms (of all threads of a rank,
-which other load on the machine changes less), page_faults, copies and tensor_passes (elements written by copies over
-elements of this rank's q). What differs between ranks is that of the rank with most. Its status is "ok", "wrong", or
-"refused" or "missing" with a reason and without figures. The exit code is 0 if every rank reported and this library
-is right in all that it does not refuse.
+has measure, case, contestant, version, its sizes and a status. With status "ok" or "wrong" it has median_ms, min_ms,
+max_ms, ratio (of medians, to this library: above 1 is slower), max_abs_diff, and collectives and sent_bytes of one
+call; on a CPU also cpu_ms (of all threads of a rank, which other load on the machine changes less), page_faults,
+copies and tensor_passes (elements written by copies over elements of this rank's q). What differs between ranks is
+that of the rank with most. With status "refused", "failed" (the processes ended) or "missing" it has a reason. The
+exit code is 0 if every rank reported and this library is right in all that it does not refuse.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class Options:
     """Elements of one head."""
     batch: tuple[int, ...] = (1, 2)
     """Batch sizes; the other cases have the first."""
+    only: tuple[str, ...] = ()
+    """Cases to run, by name; all of them when left out."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """float32 on CPUs and bfloat16 on GPUs when left out."""
     text_rows: int = 256
@@ -93,7 +95,10 @@ class Options:
         found = torch.cuda.device_count()
         if self.backend == "nccl" and found < self.ranks:
             raise ValueError(f"--backend nccl needs {self.ranks} GPUs, this machine has {found}; use --backend gloo")
-        for case in self.cases():
+        cases = list(self.cases())
+        if unknown := set(self.only) - {case.name for case in cases}:
+            raise ValueError(f"--only names no case of this run: {', '.join(sorted(unknown))}")
+        for case in cases:
             require(head_refusals(case.heads, case.kv_heads, degree=self.ranks))
 
     def sizes(self) -> tuple[int, int, int, int]:
@@ -132,7 +137,8 @@ class Options:
 def main(options: Options) -> tuple[dict[str, Any], int]:
     """The document, and exit code 1 where a rank failed or this library is not right."""
     options.check()
-    cases, measures = list(options.cases()), options.measures()
+    cases = [case for case in options.cases() if not options.only or case.name in options.only]
+    measures = options.measures()
     place = {"ranks": options.ranks, "backend": options.backend, "device": cases[0].device}
     lost = keep_out(cases, measures[-1], place)
     entries = [(case, [name for name in CONTESTANTS if (case.name, name) not in lost]) for case in cases]
@@ -143,27 +149,33 @@ def main(options: Options) -> tuple[dict[str, Any], int]:
     rows = make_rows(cases, measures, lost, reports)
     show(rows)
     own = [row["status"] for row in rows if row["contestant"] == ThisLibrary.name and row["case"] != "causal"]
-    return document | {"rows": rows}, 0 if set(own) == {"ok"} else 1
+    return document | {"rows": rows}, 0 if set(own) <= {"ok"} else 1
 
 
-def keep_out(cases: list[Case], measure: Measure, place: dict[str, Any]) -> dict[tuple[str, str], str]:
-    """Who cannot take part in which case, and why: not installed, or failed in processes of its own."""
+def keep_out(cases: list[Case], measure: Measure, place: dict[str, Any]) -> dict[tuple[str, str], dict[str, str]]:
+    """Who cannot take part in which case, as status and reason: not installed, or lost in processes of its own."""
     lost, risky = {}, []
     for case in cases:
         for name, kind in CONTESTANTS.items():
             if installed_version(kind.package) is None:
-                lost[case.name, name] = f"the package {kind.package} is not installed"
+                lost[case.name, name] = {"status": "missing", "reason": f"the package {kind.package} is not installed"}
             elif case.ragged and kind.aborts_on_ragged:
                 risky.append((case, name))
 
-    def try_apart(case: Case, name: str) -> str:
+    def try_apart(case: Case, name: str) -> dict[str, str]:
         reports = run_ranks(judge, name, case, measure.rows_of(case), **place, deadline=PROBE_DEADLINE)
-        problems = [report.get("error") or report.get("refused") for report in reports]
-        return "; ".join(f"rank {rank}: {problem}" for rank, problem in enumerate(problems) if problem)
+        problems = [
+            f"rank {rank}: {problem}"
+            for rank, report in enumerate(reports)
+            if (problem := report.get("error") or report.get("refused"))
+        ]
+        problems.sort(key=lambda problem: "exited with code" not in problem)  # the others lost that rank
+        failed = any("error" in report for report in reports)
+        return {"status": "failed" if failed else "refused", "reason": "; ".join(problems)}
 
     with ThreadPoolExecutor() as pool:
-        problems = pool.map(lambda pair: try_apart(*pair), risky)
-    return lost | {(case.name, name): problem for (case, name), problem in zip(risky, problems, strict=True) if problem}
+        found = pool.map(lambda pair: try_apart(*pair), risky)
+    return lost | {(case.name, name): row for (case, name), row in zip(risky, found, strict=True) if row["reason"]}
 
 
 if __name__ == "__main__":

@@ -32,9 +32,12 @@ def installed_version(package: str) -> str | None:
 
 
 def make_rows(
-    cases: list[Case], measures: list[Measure], lost: dict[tuple[str, str], str], reports: list[dict[str, Any]]
+    cases: list[Case],
+    measures: list[Measure],
+    lost: dict[tuple[str, str], dict[str, str]],
+    reports: list[dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """One row per measure, case and contestant. `lost`: by case and contestant, why it was kept out of `reports`."""
+    """One row per measure, case and contestant; `lost` is what a row says, by case and contestant, without reports."""
     rows = []
     for measure, case in product(measures, cases):
         if not measure.covers(case):
@@ -44,8 +47,8 @@ def make_rows(
             row = {"measure": measure.name, "case": case.name, "contestant": name}
             row |= {"version": installed_version(kind.package), "rows": measure.rows_of(case)}
             row |= {field: getattr(case, field) for field in _SIZES}
-            if reason := lost.get((case.name, name)):
-                row |= {"status": "refused" if row["version"] else "missing", "reason": reason}
+            if (case.name, name) in lost:
+                row |= lost[case.name, name]
             else:
                 row |= _figures([report["results"][case.name][name] for report in reports], measure.name)
             group.append(row)
