@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .buffers import empty_buffer
 from .liveness import Liveness
 from .request import Request, shard_rows
 from .trace import span
@@ -74,17 +75,18 @@ def gather_rows_of_heads(out: Tensor, *, request: Request, axis: Axis) -> Tensor
     if degree == 1:
         return out.transpose(0, 1).contiguous()
     local = rows[axis.rank]
-    recv = out.new_empty(degree * local, batch, heads, head_dim)
+    recv = empty_buffer(out, degree * local, batch, heads, head_dim)
     axis.all_to_all(recv, out, [local] * degree, list(rows))
     recv = recv.view(degree, local, batch, heads, head_dim)
+    merged = empty_buffer(out, batch, local, degree * heads, head_dim)
     with span("merge"):
         if recv.is_cuda:
             from .copy_triton import merge
 
-            merged = recv.new_empty(batch, local, degree * heads, head_dim)
             merge(recv, merged)
-            return merged
-        return recv.permute(2, 1, 0, 3, 4).reshape(batch, local, degree * heads, head_dim)
+        else:
+            merged.unflatten(2, (degree, heads)).copy_(recv.permute(2, 1, 0, 3, 4))
+    return merged
 
 
 def gather_rows(x: Tensor, *, rows: int, axis: Axis) -> Tensor:
@@ -96,7 +98,7 @@ def gather_rows(x: Tensor, *, rows: int, axis: Axis) -> Tensor:
     if degree == 1:
         return x
     send = torch.cat([x] * degree)
-    recv = x.new_empty(rows, *x.shape[1:])
+    recv = empty_buffer(x, rows, *x.shape[1:])
     axis.all_to_all(recv, send, list(shard_rows(rows, degree=degree)), [x.shape[0]] * degree)
     return recv
 
@@ -111,10 +113,10 @@ def _scatter_aligned(q: Tensor, k: Tensor, v: Tensor, *, request: Request, axis:
     degree, (batch, local) = axis.degree, q.shape[:2]
     parts = [_Part(x, degree) for x in (q, k, v)]
     width = sum(part.width for part in parts)
-    recv = q.new_empty(request.rows + request.replicated_rows, batch, width)
+    recv = empty_buffer(q, request.rows + request.replicated_rows, batch, width)
     rows = recv[: request.rows]
     # At degree 1 the send layout is the receive layout: pack straight into it.
-    send = rows.view(1, local, batch, width) if degree == 1 else q.new_empty(degree, local, batch, width)
+    send = rows.view(1, local, batch, width) if degree == 1 else empty_buffer(q, degree, local, batch, width)
     _pack(parts, send)
     if degree > 1:
         splits = list(shard_rows(request.rows, degree=degree))
@@ -133,16 +135,16 @@ def _scatter_unaligned(
     q_rows, k_rows = (shard_rows(n, degree=degree) for n in (request.rows, request.physical_key_rows))
     sizes = [batch * (nq * q_part.width + nk * kv_width) for nq, nk in zip(q_rows, k_rows, strict=True)]
 
-    send = q.new_empty(degree, sizes[axis.rank])
+    send = empty_buffer(q, degree, sizes[axis.rank])
     q_piece, kv_piece = _pieces(send, q.shape[1], k.shape[1], batch, q_part.width, kv_width)
     q_part.pack(q_piece)
     for part, piece in zip(parts[1:], kv_piece.split([k_part.width, v_part.width], dim=3), strict=True):
         part.pack(piece)
-    recv = q.new_empty(sum(sizes))
+    recv = empty_buffer(q, sum(sizes))
     axis.all_to_all(recv, send.view(-1), sizes, [sizes[axis.rank]] * degree)
 
-    q_cols = q.new_empty(request.rows, batch, q_part.width)
-    kv_cols = q.new_empty(request.physical_key_rows + request.replicated_rows, batch, kv_width)
+    q_cols = empty_buffer(q, request.rows, batch, q_part.width)
+    kv_cols = empty_buffer(q, request.physical_key_rows + request.replicated_rows, batch, kv_width)
     q_start = k_start = 0
     for piece, nq, nk in zip(recv.split(sizes), q_rows, k_rows, strict=True):
         q_piece, kv_piece = _pieces(piece[None], nq, nk, batch, q_part.width, kv_width)

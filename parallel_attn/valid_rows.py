@@ -14,6 +14,7 @@ from torch import Tensor
 from . import trace
 from .backends import DenseBackend
 from .backends.sparse import SparseBackend
+from .buffers import empty_buffer
 from .request import Request
 from .selection import protected_spans
 from .strategy import BlockSparse
@@ -84,8 +85,9 @@ def attend_valid_rows(
     if whole and jobs[0].sparse is None and jobs[0].dense is not None and not jobs[0].dense.writes_out:
         # No copy where the kernel writes [S, B, H, D] by itself.
         return _dense(jobs[0].dense, q, k[:, : jobs[0].span.keys], v[:, : jobs[0].span.keys], None), []
-    allocate = q.new_empty if whole else q.new_zeros
-    out = allocate(request.rows, q.shape[0], q.shape[2], v.shape[3])
+    out = empty_buffer(q, request.rows, q.shape[0], q.shape[2], v.shape[3])
+    if not whole:
+        out.zero_()
     counts = []
     for job in jobs:
         span, dense = job.span, job.dense_queries

@@ -177,6 +177,7 @@ def run_rounds(names: list[str], case: Case, measure: Measure) -> dict[str, dict
     for number in range(measure.rounds_of(case)):
         first = number % max(1, len(names))
         for name in names[first:] + names[:first]:
+            calls[name]()  # the call before, as a layer follows a layer
             dist.barrier()
             timings[name].append(_time_on_cpu(calls[name]) if case.device == "cpu" else _time_on_cuda(calls[name]))
     for name in names:
