@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -23,8 +24,6 @@ def empty_buffer(x: Tensor, *shape: int) -> Tensor:
     if x.device.type != "cpu" or size < 4 * _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return x.new_empty(shape)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    try:
+    with suppress(OSError):  # a kernel without them serves small pages
         pages.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a kernel without them serves small pages
-        pass
     return torch.frombuffer(pages, dtype=x.dtype).view(shape)

@@ -48,11 +48,8 @@ class Axis:
         return 0 if self.group is None else self.group.rank()
 
     def all_to_all(self, recv: Tensor, send: Tensor, recv_splits: list[int], send_splits: list[int]) -> None:
-        """Exchange dim 0 of `send` into `recv`; at degree 1 the only peer is this rank itself."""
+        """Exchange dim 0 of `send` into `recv`; both are contiguous and there is more than one rank."""
         assert recv.is_contiguous() and send.is_contiguous() and recv.dtype == send.dtype
-        if self.degree == 1:
-            recv.copy_(send)
-            return
         with span("exchange"), self.liveness.exchanging() if self.liveness else nullcontext():
             dist.all_to_all_single(recv, send, recv_splits, send_splits, group=self.group)
 
@@ -63,6 +60,8 @@ def scatter_heads(q: Tensor, k: Tensor, v: Tensor, *, request: Request, axis: Ax
     Takes local BSHD shards; returns BSHD views: q over the physical query rows, k and v over the physical key rows
     plus `request.replicated_rows` spare rows at the end, for the prefix to be written into.
     """
+    if axis.degree == 1:
+        return q.contiguous(), *(_with_spare_rows(x, request.replicated_rows) for x in (k, v))
     if request.physical_key_rows == request.rows:
         return _scatter_aligned(q, k, v, request=request, axis=axis)
     return _scatter_unaligned(q, k, v, request=request, axis=axis)
@@ -109,18 +108,26 @@ def local_heads(x: Tensor, *, axis: Axis) -> Tensor:
     return x.narrow(2, axis.rank * heads, heads)
 
 
+def _with_spare_rows(x: Tensor, spare: int) -> Tensor:
+    if spare == 0:
+        return x.contiguous()
+    batch, rows, heads, head_dim = x.shape
+    whole = empty_buffer(x, batch, rows + spare, heads, head_dim)
+    with span("pack"):
+        whole[:, :rows].copy_(x)
+    return whole
+
+
 def _scatter_aligned(q: Tensor, k: Tensor, v: Tensor, *, request: Request, axis: Axis) -> tuple[Tensor, Tensor, Tensor]:
     degree, (batch, local) = axis.degree, q.shape[:2]
     parts = [_Part(x, degree) for x in (q, k, v)]
     width = sum(part.width for part in parts)
     recv = empty_buffer(q, request.rows + request.replicated_rows, batch, width)
     rows = recv[: request.rows]
-    # At degree 1 the send layout is the receive layout: pack straight into it.
-    send = rows.view(1, local, batch, width) if degree == 1 else empty_buffer(q, degree, local, batch, width)
+    send = empty_buffer(q, degree, local, batch, width)
     _pack(parts, send)
-    if degree > 1:
-        splits = list(shard_rows(request.rows, degree=degree))
-        axis.all_to_all(rows, send.view(degree * local, batch, width), splits, [local] * degree)
+    splits = list(shard_rows(request.rows, degree=degree))
+    axis.all_to_all(rows, send.view(degree * local, batch, width), splits, [local] * degree)
     q_cols, kv_cols = recv.split([parts[0].width, width - parts[0].width], dim=2)
     return (parts[0].view(q_cols[: request.rows]), *_split_kv(kv_cols, parts[1], parts[2]))
 

@@ -111,9 +111,9 @@ class AttentionPlan:
             q, k, v = exchange.scatter_heads(q, k, v, request=request, axis=self.axis)
             if prefix is not None:
                 write_prefix(request, (k, v), prefix)
-            out, counts = attend_valid_rows(request, jobs, q, k, v, first_head=self.axis.rank * q.shape[2])
+            out, selections = attend_valid_rows(request, jobs, q, k, v, first_head=self.axis.rank * q.shape[2])
             path = "+".join(sorted({job.path for job in jobs}))
-            self.record.note(self.clock.step, layer, path, kept=kept_share(counts, jobs))
+            self.record.note(self.clock.step, layer, path, kept=kept_share(selections))
             return exchange.gather_rows_of_heads(out, request=request, axis=self.axis)
 
     def attend_replicated(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -16,22 +16,25 @@ class ExecutionRecord:
     def __init__(self) -> None:
         self.calls: Counter[tuple[int | None, int, str]] = Counter()
         self.picks: dict[str, str] = {}
-        self._kept: dict[tuple[int | None, int], Tensor] = {}
+        self._kept: dict[tuple[int | None, int], float | Tensor] = {}
 
     def clear(self) -> None:
         """Forget the calls of the last request."""
         self.calls.clear()
         self._kept.clear()
 
-    def note(self, step: int | None, layer: int, path: str, *, kept: Tensor | None = None) -> None:
-        """One attention call of `layer` in `step` ran `path`; `kept`: share of KV blocks it kept, a device scalar."""
+    def note(self, step: int | None, layer: int, path: str, *, kept: float | Tensor | None = None) -> None:
+        """One attention call of `layer` in `step` ran `path`; `kept`: share of KV blocks it kept.
+
+        The share is a scalar on the device where the host does not know it; nothing waits for it here.
+        """
         self.calls[step, layer, path] += 1
         if kept is not None:
             self._kept[step, layer] = kept
 
     def kept(self) -> dict[tuple[int | None, int], float]:
         """Share of KV blocks kept by (step, layer), of the last call of each; waits for the device."""
-        return {cell: share.item() for cell, share in self._kept.items()}
+        return {cell: float(share) for cell, share in self._kept.items()}
 
     def dispatch(self) -> list[list[str]]:
         """Steps x layers path names, "+"-joined where one cell ran more than one path, "" where none ran."""

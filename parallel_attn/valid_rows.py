@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from . import trace
@@ -16,7 +15,7 @@ from .backends import DenseBackend
 from .backends.sparse import SparseBackend
 from .buffers import empty_buffer
 from .request import Request
-from .selection import protected_spans
+from .selection import Selection, protected_spans
 from .strategy import BlockSparse
 
 
@@ -76,8 +75,8 @@ def write_prefix(request: Request, whole: tuple[Tensor, Tensor], prefix: tuple[T
 
 def attend_valid_rows(
     request: Request, jobs: list[Job], q: Tensor, k: Tensor, v: Tensor, *, first_head: int
-) -> tuple[Tensor, list[Tensor]]:
-    """Attention over the valid rows only, in send layout [S, B, h, D], and the kept blocks of every sparse job.
+) -> tuple[Tensor, list[Selection]]:
+    """Attention over the valid rows only, in send layout [S, B, h, D], and the selection of every sparse job.
 
     Pad queries come out as zeros. `first_head`: the number of q's first head among the model's query heads.
     """
@@ -85,12 +84,16 @@ def attend_valid_rows(
     if whole and jobs[0].sparse is None and jobs[0].dense is not None and not jobs[0].dense.writes_out:
         # No copy where the kernel writes [S, B, H, D] by itself.
         return _dense(jobs[0].dense, q, k[:, : jobs[0].span.keys], v[:, : jobs[0].span.keys], None), []
+    if whole and q.shape[0] == 1 and jobs[0].sparse is not None and not jobs[0].dense_queries:
+        # One sample: the layout the kernel allocates is the send layout.
+        out, selection = _sparse(jobs[0], q, k[:, : jobs[0].span.keys], v[:, : jobs[0].span.keys], None, first_head)
+        return out.transpose(0, 1).contiguous(), [selection]
     out = empty_buffer(q, request.rows, q.shape[0], q.shape[2], v.shape[3])
     if not whole:
         out.zero_()
-    counts = []
+    selections = []
     for job in jobs:
-        span, dense = job.span, job.dense_queries
+        span = job.span
         views = (x[span.samples, :rows] for x, rows in ((q, span.queries), (k, span.keys), (v, span.keys)))
         q_part, k_part, v_part = views
         to = out[: span.queries, span.samples].transpose(0, 1)
@@ -98,18 +101,26 @@ def attend_valid_rows(
             assert job.dense is not None
             _dense(job.dense, q_part, k_part, v_part, to)
             continue
-        with trace.span("selection"):
-            selection = job.method.selector.select(
-                q_part, k_part, geometry=job.method.geometry, protected=span.protected,
-                dense_query_rows=dense, first_head=first_head,
-            )  # fmt: skip
-        counts.append(selection.counts)
-        if dense:
-            assert job.dense is not None
-            _dense(job.dense, q_part[:, :dense], k_part, v_part, to[:, :dense])
-        with trace.span(f"kernel {job.sparse.name}"):
-            job.sparse.attend(q_part[:, dense:], k_part, v_part, selection, out=to[:, dense:])
-    return out, counts
+        selections.append(_sparse(job, q_part, k_part, v_part, to, first_head)[1])
+    return out, selections
+
+
+def _sparse(job: Job, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, first_head: int) -> tuple[Tensor, Selection]:
+    """Select, then fill `out` or return a fresh BSHD result; also the selection."""
+    assert job.sparse is not None and job.method is not None
+    dense_rows = job.dense_queries
+    with trace.span("selection"):
+        selection = job.method.selector.select(
+            q, k, geometry=job.method.geometry, protected=job.span.protected,
+            dense_query_rows=dense_rows, first_head=first_head,
+        )  # fmt: skip
+    if dense_rows:
+        assert job.dense is not None and out is not None
+        _dense(job.dense, q[:, :dense_rows], k, v, out[:, :dense_rows])
+    with trace.span(f"kernel {job.sparse.name}"):
+        to = None if out is None else out[:, dense_rows:]
+        result = job.sparse.attend(q[:, dense_rows:], k, v, selection, out=to)
+    return result if out is None else out, selection
 
 
 def _dense(backend: DenseBackend, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> Tensor:
@@ -119,14 +130,7 @@ def _dense(backend: DenseBackend, q: Tensor, k: Tensor, v: Tensor, out: Tensor |
         return result if out is not None else result.transpose(0, 1).contiguous()
 
 
-def kept_share(counts: list[Tensor], jobs: list[Job]) -> Tensor | None:
-    """Share of KV blocks that the sparse jobs kept, as a scalar on the device: nothing waits for it."""
-    if not counts:
-        return None
-    sparse = [job for job in jobs if job.method is not None]
-    kept = [
-        count.float().mean() / job.method.geometry.key_blocks(job.span.keys)
-        for count, job in zip(counts, sparse, strict=True)
-        if job.method is not None
-    ]
-    return torch.stack(kept).mean()
+def kept_share(selections: list[Selection]) -> float | Tensor | None:
+    """Mean share of KV blocks that the sparse jobs kept; on the device where the host cannot know it."""
+    shares = [selection.mean_share_kept() for selection in selections]
+    return sum(shares) / len(shares) if shares else None

@@ -4,8 +4,8 @@ What it would do silently is closed off here: its 64-row kernel assumes that ten
 and on other architectures it takes lists of KV heads. A ragged end of the keys is masked wherever it stands in a
 list; a ragged end of the queries runs with 128-row blocks only.
 
-It allocates its result, so `out` costs one copy. Rows may keep different numbers of blocks, and its 128-row kernel
-is slower for that than for lists of one length: with such blocks FlashAttention-4 is the faster one.
+Its 128-row kernel allocates its result, so `out` costs one copy there. Rows may keep different numbers of blocks, and
+that kernel is slower for it than for lists of one length: for those FlashAttention-4 is the faster one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ PROVIDER = provider.Provider(
     "nvidia-cudnn-frontend",
     verified="1.31.0",
     extra="cudnn",
-    # The second is imported by the first call otherwise; its missing modules must show before.
-    modules=("cudnn.block_sparse_attention.api", "cudnn.block_sparse_attention._interface"),
+    # The inner function, which alone takes `out`. The second is imported by the first call otherwise; what it lacks
+    # must show before.
+    modules=("cudnn.block_sparse_attention._interface", "cudnn.block_sparse_attention._sm90_blk128"),
 )
 GEOMETRIES = ((64, 64), (128, 128))
 """Block sizes (query rows, key rows) on compute capability 9.x."""
@@ -57,18 +58,24 @@ class CudnnSparse:
         call = SparseCall.of(q, k, v, selection)
         call.check_out(out)
         admit(self, call)
-        require_aligned({"q": q, "k": k, "v": v}, address=128)
-        key = (q.device, call.dtype, call.head_dim, call.value_dim, call.group, call.blocks, call.key_rows % 128 == 0)
+        rows64 = call.blocks[0] == 64
+        require_aligned({"q": q, "k": k, "v": v} | ({"out": out} if rows64 and out is not None else {}), address=128)
+        # Without counts the 128-row kernel takes whole lists, which is up to a third faster.
+        counts = None if selection.uniform and not rows64 else selection.counts
+        sizes = (call.head_dim, call.value_dim, call.group, call.blocks, call.key_rows % 128 == 0)
+        key = (q.device, call.dtype, *sizes, counts is None)
         with torch.cuda.device(q.device), PROVIDER.first_call(key):
-            result = PROVIDER.load()[0].block_sparse_attention_forward(
+            result = PROVIDER.load()[0].bsa_attn_fwd(
                 q,
                 k,
                 v,
                 selection.indices,
-                q2k_block_nums=selection.counts,
-                sparse_block_size=call.blocks[0],
+                selection.indices.shape[3],
+                q2k_block_nums=counts,
                 allow_empty_block_nums=False,
+                return_lse=True,
+                out=out if rows64 else None,
                 layout="bshd",
-                kv_splits=1,
-            )["o_tensor"]
-        return result if out is None else out.copy_(result)
+                sparse_block_size=call.blocks[0],
+            )[0]
+        return result if out is None or rows64 else out.copy_(result)

@@ -28,6 +28,11 @@ class Quota:
     highest: tuple[int, ...]
     mass: float | None = None
 
+    @property
+    def uniform(self) -> bool:
+        """Whether every row of every head keeps the same number of blocks."""
+        return len({*self.lowest, *self.highest}) == 1
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopK:
@@ -126,6 +131,7 @@ def _require_sparsity(name: str, value: float) -> None:
         raise ValueError(f"{name} is the share of KV blocks dropped, at least 0 and below 1, got {value}")
 
 
+@lru_cache(maxsize=256)
 def _kept(sparsity: float, droppable: int, protected: int, counts_protected: bool) -> int:
     """Droppable blocks kept. The sparsity is taken as the decimal it prints as: 0.7 of 10 blocks drops 7, not 6."""
     share = Fraction(repr(sparsity))

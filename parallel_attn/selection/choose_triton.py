@@ -14,8 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .budget import Quota
 from .choose_torch import mass_parts, weight_bits
+from .pool_triton import next_power_of_2
 from .task import SelectionTask
+
+COLUMNS_PER_WARP = 512
+"""Scores of a row that one warp holds: with one warp a row is counted without a barrier."""
 
 _LOWEST_KEY: tl.constexpr = tl.constexpr(-(2**31))
 _HIGHEST_KEY: tl.constexpr = tl.constexpr(2**31 - 1)
@@ -77,10 +82,12 @@ def _fewest(keys, weights, free, bottom, top, parts):
     return high_count + (target - high_mass + each - 1) // each
 
 
-@triton.jit(do_not_specialize=["blocks", "rows", "first_item", "first_row", "list_rows", "heads", "entries", "parts"])
+@triton.jit(
+    do_not_specialize=["fixed", "blocks", "rows", "first_item", "first_row", "list_rows", "heads", "entries", "parts"]
+)
 def _choose_blocks(
-    scores, indices, counts, lowest, highest, pitch, blocks, rows, first_item, first_row, list_rows, heads, entries,
-    parts, MASS: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr,
+    scores, indices, counts, lowest, highest, fixed, pitch, blocks, rows, first_item, first_row, list_rows, heads,
+    entries, parts, UNIFORM: tl.constexpr, MASS: tl.constexpr, BITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One row: one query block of one head."""
     program = tl.program_id(0)
@@ -95,7 +102,9 @@ def _choose_blocks(
     keys = tl.where(free, _flip(score.to(tl.int32, bitcast=True)), _LOWEST_KEY)
     bottom = tl.min(tl.where(free, keys, _HIGHEST_KEY), axis=0)
     top = tl.max(keys, axis=0)
-    wanted = tl.load(lowest + item % heads)
+    wanted = fixed
+    if not UNIFORM:
+        wanted = tl.load(lowest + item % heads)
     if MASS:
         best = _flip(top).to(tl.float32, bitcast=True)
         weights = tl.where(free, _weights(best - score, BITS), 0)
@@ -133,25 +142,34 @@ def _choose_blocks(
 
 def choose_blocks(
     scores: Tensor, indices: Tensor, counts: Tensor, *, task: SelectionTask, items: slice, rows: slice,
-    lowest: Tensor, highest: Tensor,
+    limits: tuple[Tensor, Tensor] | None,
 ) -> None:  # fmt: skip
     """Lists of some heads and query blocks into `indices` [B, Hq, M, N'] and `counts` [B, Hq, M].
 
-    scores fp32 [items, rows, pitch] as `score_triton.score_blocks` leaves them; `lowest` and `highest` int32 [Hq] on
-    the device. The lists are those of `choose_torch.choose_blocks`.
+    scores fp32 [items, rows, pitch] as `score_triton.score_blocks` leaves them; `limits` from `limits_of` the task's
+    quota. The lists are those of `choose_torch.choose_blocks`.
     """
-    columns = triton.next_power_of_2(task.key_blocks)
-    mass = task.quota.mass
+    columns = next_power_of_2(task.key_blocks)
+    lowest, highest = limits or (None, None)
+    mass = None if limits is None else task.quota.mass
     _choose_blocks[((items.stop - items.start) * (rows.stop - rows.start),)](
-        scores, indices, counts, lowest, highest, scores.stride(1), task.key_blocks, rows.stop - rows.start,
-        items.start, rows.start, indices.shape[2], indices.shape[1], indices.shape[3],
-        0 if mass is None else mass_parts(mass), MASS=mass is not None, BITS=weight_bits(task.key_blocks),
-        COLUMNS=columns, num_warps=4 if columns <= 1024 else 8 if columns <= 4096 else 16,
+        scores, indices, counts, lowest, highest, task.quota.lowest[0], scores.stride(1), task.key_blocks,
+        rows.stop - rows.start, items.start, rows.start, indices.shape[2], indices.shape[1], indices.shape[3],
+        0 if mass is None else mass_parts(mass), UNIFORM=limits is None, MASS=mass is not None,
+        BITS=weight_bits(task.key_blocks), COLUMNS=columns, num_warps=min(16, max(1, columns // COLUMNS_PER_WARP)),
     )  # fmt: skip
 
 
-def per_head(counts: tuple[int, ...], *, device: torch.device) -> Tensor:
-    """int32 [heads] on the device. Equal counts are filled there; others travel from pinned memory: nobody waits."""
+def limits_of(quota: Quota, *, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """Lowest and highest counts, int32 [heads] on the device; None where one number says it all."""
+    if quota.uniform:
+        return None
+    lowest = _per_head(quota.lowest, device=device)
+    return lowest, lowest if quota.highest == quota.lowest else _per_head(quota.highest, device=device)
+
+
+def _per_head(counts: tuple[int, ...], *, device: torch.device) -> Tensor:
+    """Equal counts are filled on the device; others travel from pinned memory: nobody waits."""
     if len(set(counts)) == 1:
         return torch.full((len(counts),), counts[0], dtype=torch.int32, device=device)
     host = torch.tensor(counts, dtype=torch.int32)

@@ -40,6 +40,8 @@ class Selection:
     dense_query_rows: int = 0
     """The first rows of q attend every key, on their own slice `q[:, :dense_query_rows]`; query block 0 of the lists
     begins at the row after them. A kernel then needs no full-width list for them."""
+    uniform: bool = False
+    """Every list keeps all of its N' entries, so a kernel need not read `counts`; False says nothing."""
     made_by: str
     """What built the lists, for the record of what ran."""
 
@@ -85,6 +87,12 @@ class Selection:
         Dense query rows are not counted. Stays on the device; reading it on the host waits for the selection.
         """
         return self.counts.float().mean(dim=(0, 2)) / self.key_blocks
+
+    def mean_share_kept(self) -> float | Tensor:
+        """Realized share of KV blocks kept by all of them together: a float where the host knows, else a scalar."""
+        if self.uniform:
+            return self.indices.shape[3] / self.key_blocks
+        return self.counts.float().mean() / self.key_blocks
 
     @classmethod
     def checked(

@@ -1,6 +1,6 @@
 """Selection by Triton kernels: pool q and k once, then score and choose chunk by chunk in one workspace.
 
-Four launches for a call that fits the workspace, two more per further chunk; nothing here waits for the device or
+Three kernels for a call that fits the workspace, two more per further chunk; nothing here waits for the device or
 depends on values. Beside the workspace, the pooled cells take 1/16 (1/32 for long sequences) of q and of k.
 """
 
@@ -9,21 +9,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .choose_triton import choose_blocks, per_head
+from .choose_triton import choose_blocks, limits_of
+from .pool_triton import pool_cells
 from .protect import block_mask
-from .score_triton import pitch, pool_cells, score_blocks, workspace
+from .score_triton import pitch, score_blocks, workspace
 from .task import SelectionTask
 
 
 def select_blocks(q: Tensor, k: Tensor, *, task: SelectionTask) -> tuple[Tensor, Tensor]:
     """Block lists of q [B, Sq, Hq, D] over k [B, Sk, Hkv, D]: indices int32 [B, Hq, M, N'], counts int32 [B, Hq, M]."""
     batch, _, heads, _ = q.shape
-    device, geometry = q.device, task.geometry
+    device = q.device
     protected = block_mask(task.protected, key_blocks=task.key_blocks, device=device).view(torch.int8)
-    lowest = per_head(task.quota.lowest, device=device)
-    highest = lowest if task.quota.mass is None else per_head(task.quota.highest, device=device)
-    q_cells = pool_cells(q, block_rows=geometry.query_rows, cell=task.query_cell)
-    k_cells = pool_cells(k, block_rows=geometry.key_rows, cell=task.key_cell)
+    limits = limits_of(task.quota, device=device)
+    q_cells, k_cells = pool_cells(q, k, task=task)
     indices = torch.empty(batch, heads, task.query_blocks, task.list_entries, dtype=torch.int32, device=device)
     counts = torch.empty(batch, heads, task.query_blocks, dtype=torch.int32, device=device)
     scores = None
@@ -36,5 +35,5 @@ def select_blocks(q: Tensor, k: Tensor, *, task: SelectionTask) -> tuple[Tensor,
             q_cells, k_cells, here,
             task=task, heads=heads, kv_heads=k.shape[2], items=items, rows=rows, protected=protected,
         )  # fmt: skip
-        choose_blocks(here, indices, counts, task=task, items=items, rows=rows, lowest=lowest, highest=highest)
+        choose_blocks(here, indices, counts, task=task, items=items, rows=rows, limits=limits)
     return indices, counts

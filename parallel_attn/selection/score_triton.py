@@ -3,7 +3,7 @@
 
 Pooled tensors are cell-major, [head, cell, block, D]: a pair of cells is then an ordinary matrix product of one tile
 of query blocks and one of key blocks, and combining the pairs of two blocks is elementwise across those products.
-Pooled values are the same bits as torch's. A score is not: a product of D terms is added in another order and exp2
+Scores are not the same bits as torch's: a product of D terms is added in another order and exp2
 and log2 round differently, so scores agree to a few units in the last place of the largest product involved.
 """
 
@@ -16,41 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .pool_triton import next_power_of_2
 from .score_torch import LARGEST
 from .task import SelectionTask
 
-TILE = (128, 128, 8)
-"""Query blocks and key blocks of one program of the score kernel, and its warps: what still fits the registers."""
-
-_POOLED_BLOCKS = 16
-
-
-@triton.jit(do_not_specialize=["rows", "blocks"])
-def _pool_cells(
-    x, out, stride_batch, stride_row, stride_head, heads, rows, blocks,
-    CELL: tl.constexpr, CELLS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """One cell of `BLOCKS` blocks of one head: means of its rows, added in order, the order torch's oracle adds in."""
-    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
-    cell = tl.program_id(1)
-    item = tl.program_id(2).to(tl.int64)
-    column = tl.arange(0, COLUMNS)
-    inside = column < HEAD_DIM
-    base = x + (item // heads) * stride_batch + (item % heads) * stride_head + column
-    first = block * (CELL * CELLS) + cell * CELL
-    total = tl.zeros((BLOCKS, COLUMNS), tl.float32)
-    for r in tl.static_range(CELL):
-        row = first + r
-        values = tl.load(
-            base[None, :] + row.to(tl.int64)[:, None] * stride_row,
-            mask=(row < rows)[:, None] & inside[None, :],
-            other=0.0,
-        )
-        total += values.to(tl.float32)
-    present = tl.minimum(tl.maximum(rows - first, 1), CELL).to(tl.float32)
-    means = tl.div_rn(total, tl.broadcast_to(present[:, None], (BLOCKS, COLUMNS)))
-    to = out + ((item * CELLS + cell) * blocks + block.to(tl.int64))[:, None] * HEAD_DIM + column[None, :]
-    tl.store(to, means.to(out.dtype.element_ty), mask=(block < blocks)[:, None] & inside[None, :])
+TILE = (64, 64, 4, 2)
+"""Query blocks and key blocks of one program of the score kernel, its warps and stages: the fastest measured."""
 
 
 @triton.jit(do_not_specialize=["first_item", "first_row", "last_row", "q_blocks", "k_blocks", "q_rows"])
@@ -107,20 +78,6 @@ def _score_blocks(
     )
 
 
-def pool_cells(x_BSHD: Tensor, *, block_rows: int, cell: int) -> Tensor:
-    """Means of the cells of every head: [B * H, cells per block, blocks, D] in x's dtype; x may have any row stride."""
-    batch, rows, heads, head_dim = x_BSHD.shape
-    if x_BSHD.stride(3) != 1:
-        raise ValueError(f"head_dim must be the contiguous dim of q and k, got strides {x_BSHD.stride()}")
-    blocks, cells = -(-rows // block_rows), block_rows // cell
-    out = x_BSHD.new_empty(batch * heads, cells, blocks, head_dim)
-    _pool_cells[(triton.cdiv(blocks, _POOLED_BLOCKS), cells, batch * heads)](
-        x_BSHD, out, x_BSHD.stride(0), x_BSHD.stride(1), x_BSHD.stride(2), heads, rows, blocks,
-        CELL=cell, CELLS=cells, HEAD_DIM=head_dim, BLOCKS=_POOLED_BLOCKS, COLUMNS=triton.next_power_of_2(head_dim),
-    )  # fmt: skip
-    return out
-
-
 def score_blocks(
     q_cells: Tensor, k_cells: Tensor, out: Tensor, *, task: SelectionTask, heads: int, kv_heads: int,
     items: slice, rows: slice, protected: Tensor,
@@ -130,10 +87,10 @@ def score_blocks(
     `items` counts query heads over the whole batch, b * Hq + h; `protected` is int8 [key blocks].
     """
     head_dim, geometry = q_cells.shape[-1], task.geometry
-    tile_q, tile_k, warps = TILE
+    tile_q, tile_k, warps, stages = TILE
     grid = (
-        triton.cdiv(rows.stop - rows.start, tile_q),
-        triton.cdiv(task.key_blocks, tile_k),
+        -(-(rows.stop - rows.start) // tile_q),
+        -(-task.key_blocks // tile_k),
         items.stop - items.start,
     )
     _score_blocks[grid](
@@ -141,8 +98,8 @@ def score_blocks(
         task.key_blocks, task.query_rows, out.stride(1), head_dim**-0.5 * math.log2(math.e),
         REDUCE=task.reduce, Q_CELL=task.query_cell, Q_CELLS=geometry.query_rows // task.query_cell,
         K_CELLS=geometry.key_rows // task.key_cell, HEAD_DIM=head_dim,
-        COLUMNS=max(16, triton.next_power_of_2(head_dim)), TILE_Q=tile_q, TILE_K=tile_k, LARGEST=LARGEST,
-        num_warps=warps, num_stages=2,
+        COLUMNS=max(16, next_power_of_2(head_dim)), TILE_Q=tile_q, TILE_K=tile_k, LARGEST=LARGEST,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
@@ -153,4 +110,4 @@ def workspace(items: int, rows: int, *, task: SelectionTask, device: torch.devic
 
 def pitch(key_blocks: int) -> int:
     """fp32 elements from one row of scores to the next."""
-    return triton.cdiv(key_blocks, 16) * 16
+    return -(-key_blocks // 16) * 16

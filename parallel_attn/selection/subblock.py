@@ -112,6 +112,7 @@ class SubBlock:
             query_rows=q.shape[1],
             key_rows=k.shape[1],
             dense_query_rows=dense_query_rows,
+            uniform=task.quota.uniform,
             made_by=f"subblock-{self.reduce}/{implementation}",
         )
 

@@ -18,12 +18,23 @@ from collections.abc import Callable
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from parallel_attn.selection import BlockGeometry, Budget, SubBlock, TopK, TopP, choose_triton, score_triton
+from parallel_attn.selection import (
+    BlockGeometry,
+    Budget,
+    SubBlock,
+    TopK,
+    TopP,
+    choose_triton,
+    pool_triton,
+    score_triton,
+)
 from parallel_attn.selection.protect import block_mask
 
 SHAPES = ((37_760, 7, 7), (44_160, 32, 8), (65_536, 16, 16), (131_072, 16, 16), (172_032, 16, 16))
 GEOMETRIES = ((64, 64), (128, 64), (128, 128))
-TILES = ((64, 128, 4), (64, 64, 4), (128, 64, 8), (128, 128, 8), (128, 128, 4), (128, 256, 8))
+TILES = ((64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 2), (64, 64, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3))
+POOLS = ((4, 4), (8, 4), (16, 4), (8, 8), (16, 8))
+WARP_COLUMNS = (128, 256, 512, 1024)
 
 
 def milliseconds(call: Callable[[], object], *, runs: int = 7) -> float:
@@ -49,14 +60,13 @@ def stages(q: torch.Tensor, k: torch.Tensor, geometry: BlockGeometry, budget: Bu
     scale = heads / (items.stop - items.start) * task.query_blocks / (rows.stop - rows.start)
 
     def pool():
-        q_cells = score_triton.pool_cells(q, block_rows=geometry.query_rows, cell=task.query_cell)
-        return q_cells, score_triton.pool_cells(k, block_rows=geometry.key_rows, cell=task.key_cell)
+        return pool_triton.pool_cells(q, k, task=task)
 
     q_cells, k_cells = pool()
     protected = block_mask(task.protected, key_blocks=task.key_blocks, device=q.device).view(torch.int8)
     scores = score_triton.workspace(items.stop, rows.stop, task=task, device=q.device)
     selection = selector.select(q, k, geometry=geometry)
-    lowest, highest = (choose_triton.per_head(x, device=q.device) for x in (task.quota.lowest, task.quota.highest))
+    limits = choose_triton.limits_of(task.quota, device=q.device)
 
     def score():
         score_triton.score_blocks(
@@ -67,15 +77,26 @@ def stages(q: torch.Tensor, k: torch.Tensor, geometry: BlockGeometry, budget: Bu
     def choose():
         choose_triton.choose_blocks(
             scores, selection.indices, selection.counts,
-            task=task, items=items, rows=rows, lowest=lowest, highest=highest,
+            task=task, items=items, rows=rows, limits=limits,
         )  # fmt: skip
 
-    row = {"pool": milliseconds(pool)}
+    row = {}
+    default = pool_triton.CONFIG
+    for config in POOLS if tiles else ():
+        pool_triton.CONFIG = config
+        row["pool {}/{}".format(*config)] = milliseconds(pool)
+    pool_triton.CONFIG = default
+    row["pool"] = milliseconds(pool)
     default = score_triton.TILE
     for tile in TILES if tiles else ():
         score_triton.TILE = tile
-        row["score {}x{}/{}".format(*tile)] = scale * milliseconds(score)
+        row["score {}x{}/{}/{}".format(*tile)] = scale * milliseconds(score)
     score_triton.TILE = default
+    default = choose_triton.COLUMNS_PER_WARP
+    for columns in WARP_COLUMNS if tiles else ():
+        choose_triton.COLUMNS_PER_WARP = columns
+        row[f"choose {columns}"] = scale * milliseconds(choose)
+    choose_triton.COLUMNS_PER_WARP = default
     row |= {"score": scale * milliseconds(score), "choose": scale * milliseconds(choose)}
     row["all"] = milliseconds(lambda: selector.select(q, k, geometry=geometry))
     row["kept"] = float(selection.shares_kept().mean())

@@ -12,6 +12,7 @@ and not at all where fp32 sums are exact.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ from parallel_attn.selection import (  # noqa: E402
     TopP,
     choose_torch,
     choose_triton,
+    pool_triton,
     score_torch,
     score_triton,
 )
@@ -64,15 +66,25 @@ def task(geometry, queries, keys, *, cell=16, reduce="lse", quota=None, protecte
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("rows", "block", "cell", "head_dim"), [(130, 64, 16, 64), (97, 48, 16, 80), (331, 128, 32, 128)]
+    ("queries", "keys", "blocks", "cells", "head_dim"),
+    [
+        (130, 130, (64, 64), (16, 16), 64),
+        (97, 301, (48, 16), (16, 16), 80),
+        (331, 40, (128, 64), (32, 16), 128),
+        (40, 331, (32, 128), (8, 32), 64),
+    ],
 )
-def test_pooled_cells_are_the_same_bits(dtype, rows, block, cell, head_dim):
-    q, _ = tensors(rows, rows, head_dim=head_dim, dtype=dtype, batch=2)
-    q *= 10.0 ** torch.randint(-4, 4, q.shape, device=DEVICE)  # large terms that cancel, so their order shows
-    pooled = score_triton.pool_cells(q, block_rows=block, cell=cell)
-    for item in range(8):
-        expected = score_torch.pool_cells(q[item // 4, :, item % 4], block_rows=block, cell=cell)
-        assert torch.equal(pooled[item], expected)
+def test_pooled_cells_are_the_same_bits(dtype, queries, keys, blocks, cells, head_dim):
+    q, k = tensors(queries, keys, head_dim=head_dim, dtype=dtype, batch=2)
+    geometry = BlockGeometry(query_rows=blocks[0], key_rows=blocks[1])
+    selected = replace(task(geometry, queries, keys), query_cell=cells[0], key_cell=cells[1])
+    for x in (q, k):
+        x *= 10.0 ** torch.randint(-4, 4, x.shape, device=DEVICE)  # large terms that cancel, so their order shows
+    for x, pooled, block, cell in zip((q, k), pool_triton.pool_cells(q, k, task=selected), blocks, cells, strict=True):
+        heads = x.shape[2]
+        for item in range(2 * heads):
+            expected = score_torch.pool_cells(x[item // heads, :, item % heads], block_rows=block, cell=cell)
+            assert torch.equal(pooled[item], expected)
 
 
 def torch_scores(q, k, selected, *, b, h):
@@ -103,8 +115,7 @@ def torch_scores(q, k, selected, *, b, h):
 def test_scores_agree_in_every_tile_and_piece(reduce, geometry, queries, keys):
     q, k = tensors(queries, keys, batch=2, scale=2.0)
     selected = task(geometry, queries, keys, reduce=reduce, protected=((0, 1),))
-    q_cells = score_triton.pool_cells(q, block_rows=geometry.query_rows, cell=16)
-    k_cells = score_triton.pool_cells(k, block_rows=geometry.key_rows, cell=16)
+    q_cells, k_cells = pool_triton.pool_cells(q, k, task=selected)
     protected = block_mask(selected.protected, key_blocks=selected.key_blocks, device=DEVICE).view(torch.int8)
     for items, rows in ((slice(1, 7), slice(0, selected.query_blocks)), (slice(5, 6), slice(1, selected.query_blocks))):
         out = score_triton.workspace(items.stop - items.start, rows.stop - rows.start, task=selected, device=DEVICE)
@@ -117,10 +128,12 @@ def test_scores_agree_in_every_tile_and_piece(reduce, geometry, queries, keys):
             torch.testing.assert_close(found, expected[rows], rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("mass", [None, 0.3, 0.95, 1.0])
+@pytest.mark.parametrize(
+    ("mass", "uniform"), [(None, False), (None, True), (0.3, False), (0.3, True), (0.95, False), (1.0, False)]
+)
 @pytest.mark.parametrize("blocks", [1, 2, 37, 64, 590] + ([2688, 5000, 20_000] if CUDA else []))
 @pytest.mark.parametrize("kind", ["normal", "few values", "heavy tail", "one value", "wild"])
-def test_lists_are_the_same_bits_for_the_same_scores(mass, blocks, kind):
+def test_lists_are_the_same_bits_for_the_same_scores(mass, uniform, blocks, kind):
     rows = 40 if CUDA else 3
     generator = torch.Generator().manual_seed(blocks)
     scores = torch.randn(2, rows, blocks, generator=generator)
@@ -136,6 +149,8 @@ def test_lists_are_the_same_bits_for_the_same_scores(mass, blocks, kind):
     scores[:, :, protected] = INF
     free = int((~protected).sum())
     lowest, highest = ((free + 3) // 4, free // 3), (free, (free + 1) // 2)
+    if uniform:
+        lowest = highest = ((free + 3) // 4,) * 2
     quota = Quota(lowest=lowest, highest=lowest if mass is None else highest, mass=mass)
     entries = max(1, int(protected.sum()) + max(quota.highest))
     ranges = tuple((j, j + 1) for j in protected.nonzero().flatten().tolist())
@@ -144,9 +159,9 @@ def test_lists_are_the_same_bits_for_the_same_scores(mass, blocks, kind):
     padded[:, :, :blocks] = scores.to(DEVICE)
     indices = torch.full((1, 2, rows, entries), -7, dtype=torch.int32, device=DEVICE)
     counts = torch.full((1, 2, rows), -7, dtype=torch.int32, device=DEVICE)
-    low, high = (choose_triton.per_head(x, device=DEVICE) for x in (quota.lowest, quota.highest))
+    limits = choose_triton.limits_of(quota, device=DEVICE)
     choose_triton.choose_blocks(
-        padded, indices, counts, task=selected, items=slice(0, 2), rows=slice(0, rows), lowest=low, highest=high
+        padded, indices, counts, task=selected, items=slice(0, 2), rows=slice(0, rows), limits=limits
     )
     for h in range(2):
         expected = choose_torch.choose_blocks(

@@ -73,4 +73,10 @@ def test_one_rank_is_the_same_code():
     q, k, v = (coded(2, 107, heads, 8, base=base) for heads, base in ((24, 0), (12, 10**7), (12, 2 * 10**7)))
     views = scatter_heads(q, k, v, request=Request(rows=107), axis=axis)
     assert all(torch.equal(view, x) for view, x in zip(views, (q, k, v), strict=True))
-    assert len({view.untyped_storage().data_ptr() for view in views}) == 1, "q, k, v are views of one buffer"
+    assert all(view.data_ptr() == x.data_ptr() for view, x in zip(views, (q, k, v), strict=True)), "nothing moves"
+    text = Request(rows=107, prefix=KVPrefix(rows=5, kind="replicated"))
+    q_all, *kv_all = scatter_heads(q, k, v, request=text, axis=axis)
+    assert q_all.data_ptr() == q.data_ptr()
+    assert all(
+        whole.shape[1] == 112 and torch.equal(whole[:, :107], x) for whole, x in zip(kv_all, (k, v), strict=True)
+    )

@@ -12,7 +12,7 @@ import pytest
 
 def bench(*flags):
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "scripts.bench_attention", "--repeats", "1", *flags]
+    command = [sys.executable, "-m", "scripts.bench_attention", "--rounds", "1", *flags]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
 
@@ -23,14 +23,23 @@ def test_rows_of_dense_and_block_sparse_kernels():
     assert (document["geometry"]["query_heads"], document["geometry"]["kv_heads"]) == (4, 1)
     rows = document["rows"]
     assert [(row["path"], row["blocks"]) for row in rows] == [
-        ("dense", None), ("dense", None), ("block-sparse", "64x64"), ("block-sparse", "128x128"),
+        ("dense", None), ("dense", None),
+        ("kernel", "64x64"), ("select + kernel", "64x64"), ("kernel", "128x128"), ("select + kernel", "128x128"),
     ]  # fmt: skip
-    assert [row["share_kept"] for row in rows] == [1, 1, 0.5, pytest.approx(2 / 3)]
-    assert max(row["share_of_ideal"] for row in rows[:2]) == 1
+    assert [row["share_kept"] for row in rows] == [1, 1, 0.5, 0.5, pytest.approx(2 / 3), pytest.approx(2 / 3)]
+    assert max(row["share_of_ideal"] for row in rows[:2]) == max(row["speedup"] for row in rows[:2]) == 1
     assert all(row["milliseconds"] > 0 and row["tflops"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize("flags", [("--degree", "3"), ("--sparsity", "1.0")])
+def test_a_table_for_every_length():
+    code, document, _ = bench("--geometry", "mha-16", "--degree", "16", "--lengths", "128", "200")
+    assert code == 0
+    assert [row["query_rows"] for row in document["rows"]] == [128] * 6 + [200] * 6
+
+
+@pytest.mark.parametrize(
+    "flags", [("--degree", "3"), ("--sparsity", "1.0"), ("--backends", "magic"), ("--lengths", "0")]
+)
 def test_what_cannot_run_is_refused(flags):
     code, document, _ = bench(*flags)
     assert code == 2 and ("refused" in document or "error" in document)

@@ -97,6 +97,8 @@ def test_every_selection_is_valid_keeps_what_is_protected_and_says_its_share(dat
     Selection.checked(selection.indices, selection.counts, protected=(*protected, *tail), **lengths)
     unread = torch.arange(selection.indices.shape[3]) >= selection.counts[..., None]
     assert not selection.indices[unread].any()
+    assert selection.uniform or not isinstance(budget, TopK)
+    assert not (selection.uniform and unread.any())
     share = selection.counts.double().mean((0, 2)) / geometry.key_blocks(keys)
     torch.testing.assert_close(selection.shares_kept().double(), share)
     assert same(selection, selector.select(q, k, geometry=geometry, protected=protected, dense_query_rows=dense))
