@@ -29,6 +29,7 @@ PROVIDER = provider.Provider(
     verified="4.0.0b33",
     extra="fa4",
     modules=("flash_attn.cute.interface", "flash_attn.cute.block_sparsity"),
+    cache_variables=("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"),
 )
 VERIFIED_HEAD_DIMS = ((64, 64), (128, 128))
 """(head_dim, value_dim) that were measured; others are left to the kernel's own validators."""

@@ -1,20 +1,25 @@
 """An optional kernel package: found without importing it, imported once, compiled one kernel at a time.
 
 Such packages take seconds to import, compile on the first call of every kind, and keep what they compiled in plain
-dicts. Here one lock covers the import and each first call, so two threads never import or compile at once. What a
-package raises passes through unchanged; only what is not installed becomes a reason.
+dicts. Here one lock covers the import and each first call, so two threads never import or compile at once; nor do two
+processes, where the package has a cache on disk. What a package raises passes through unchanged; only what is not
+installed becomes a reason.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 
 import torch
+
+from .kernel_cache import cache_folder, my_turn
 
 COMPUTE_DTYPES = (torch.float16, torch.bfloat16)
 """What every optional kernel here computes in."""
@@ -23,11 +28,22 @@ COMPUTE_DTYPES = (torch.float16, torch.bfloat16)
 class Provider:
     """One distribution, the one version whose behaviour was verified, and the modules that are called in it."""
 
-    def __init__(self, distribution: str, *, verified: str, extra: str, modules: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        distribution: str,
+        *,
+        verified: str,
+        extra: str,
+        modules: tuple[str, ...],
+        cache_variables: tuple[str, str] | None = None,
+    ) -> None:
+        """`cache_variables`: what switches the package's disk cache on, and what names its folder; read at import."""
         self.distribution = distribution
         self.verified = verified
         self.install = f"pip install 'parallel-attn[{extra}]'"
         self._names = modules
+        self._cache_variables = cache_variables
+        self._folder: Path | None = None
         self._lock = threading.RLock()
         self._modules: tuple[ModuleType, ...] | None = None
         self._compiled: set[Hashable] = set()
@@ -54,7 +70,9 @@ class Provider:
         """The modules, in the order they were named; imported by the first call."""
         if self._modules is None:
             with self._lock:
-                self._modules = self._modules or tuple(importlib.import_module(name) for name in self._names)
+                if self._modules is None:
+                    self._folder = self._share_cache()
+                    self._modules = tuple(importlib.import_module(name) for name in self._names)
         return self._modules
 
     @contextmanager
@@ -63,9 +81,19 @@ class Provider:
         if key in self._compiled:
             yield
             return
-        with self._lock:
+        with self._lock, my_turn(self._folder) if self._folder else nullcontext():
             yield
             self._compiled.add(key)
+
+    def _share_cache(self) -> Path | None:
+        """Switch the disk cache on unless the user decided; returns its folder."""
+        if self._cache_variables is None:
+            return None
+        switch, where = self._cache_variables
+        if where not in os.environ and (folder := cache_folder(self.distribution)) is not None:
+            os.environ[where] = str(folder)
+            os.environ.setdefault(switch, "1")
+        return Path(os.environ[where]) if where in os.environ and os.environ.get(switch) == "1" else None
 
 
 def compute_capability(device: torch.device) -> tuple[int, int] | None:

@@ -79,7 +79,7 @@ def caches(name):
         return [(fa4.PROVIDER.load()[0]._flash_attn_fwd, "compile_cache")]
     from cudnn.block_sparse_attention import _sm90_blk128
 
-    return [(cudnn_sparse.PROVIDER.load()[1].bsa_attn_fwd, "compile_cache"), (_sm90_blk128, "_FWD_CACHE")]
+    return [(cudnn_sparse.PROVIDER.load()[0].bsa_attn_fwd, "compile_cache"), (_sm90_blk128, "_FWD_CACHE")]
 
 
 def break_import(monkeypatch, name):

@@ -10,6 +10,8 @@ from torch._dynamo.utils import counters
 
 from models import parallelize
 from parallel_attn import AttentionPlan, KVPrefix, ParallelAttention, Request
+from parallel_attn.selection import BlockGeometry, SubBlock, TopK
+from parallel_attn.strategy import BlockSparse
 from tests.cosmos3_inputs import forward_arguments, tiny_transformer
 
 REQUESTS = [(7, (3, 2, 2)), (9, (2, 4, 6)), (5, (3, 3, 6)), (11, (1, 5, 7))]  # text rows, patch grid
@@ -86,6 +88,19 @@ def test_the_operators_pass_opcheck():
     plan.begin(Request(rows=9, prefix=KVPrefix(rows=3, kind="replicated")))
     prefix = tuple(torch.randn(2, 3, 2, 16) for _ in "kv")
     torch.library.opcheck(torch.ops.parallel_attn.attention.default, (q, k, v, *prefix, attention.identity))
+
+
+def test_a_sparse_call_passes_opcheck_and_compiles_whole():
+    method = BlockSparse(
+        selector=SubBlock(budget=TopK(sparsity=0.5)), geometry=BlockGeometry(query_rows=16, key_rows=16)
+    )
+    plan = AttentionPlan(sparse=method)
+    attention = ParallelAttention(plan)
+    q, k, v = (torch.randn(1, 90, heads, 16) for heads in (4, 2, 2))
+    plan.begin(Request(rows=90))
+    torch.library.opcheck(torch.ops.parallel_attn.attention.default, (q, k, v, None, None, attention.identity))
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True, dynamic=True)
+    assert torch.equal(compiled(q, k, v), attention(q, k, v))
 
 
 def test_a_removed_plan_is_named_not_crashed():

@@ -1,6 +1,7 @@
-"""Two or more GPUs over NCCL against one: the attention call, the blocks it keeps, and what it costs.
+"""Two or more ranks against one with the real kernels: the attention call, the blocks it keeps, and what it costs.
 
-    torchrun --standalone --nproc-per-node=2 -m tests.gpu.nccl_parity
+    torchrun --standalone --nproc-per-node=2 -m tests.gpu.ranks_parity nccl    a GPU per rank
+    torchrun --standalone --nproc-per-node=2 -m tests.gpu.ranks_parity gloo    all ranks on one GPU; nothing is timed
 
 Every rank holds the full q, k and v of a case (same seed), runs them alone and sharded, and compares its rows and
 its heads' lists bit for bit. Then the Cosmos3-Nano geometry is timed. Rank 0 ends stdout with one JSON document.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -146,12 +148,15 @@ def measure(mesh, rank: int, size: int) -> list[dict]:
 
 
 def main() -> None:
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl", timeout=timedelta(seconds=300))
+    backend = sys.argv[1]
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) if backend == "nccl" else 0)
+    dist.init_process_group(backend, timeout=timedelta(seconds=300))
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = init_ulysses_mesh(size, device_type="cuda")
     with torch.no_grad():
-        found = {"rank": rank, "compared": compare(mesh, rank, size), "measured": measure(mesh, rank, size)}
+        found = {"rank": rank, "compared": compare(mesh, rank, size), "measured": []}
+        if backend == "nccl":
+            found["measured"] = measure(mesh, rank, size)
     everyone: list = [None] * size
     dist.all_gather_object(everyone, found)
     if rank == 0:
@@ -159,8 +164,8 @@ def main() -> None:
         moved = [row for each in everyone for row in each["compared"] if row.get("same_blocks") is False]
         refused = [row for row in everyone[0]["compared"] if "refused" in row]
         compared = sum("equal" in row for each in everyone for row in each["compared"])
-        print(json.dumps({"device": torch.cuda.get_device_name(), "ranks": size, "compared": compared,
-                          "unequal": unequal, "other_blocks": moved, "refused": refused,
+        print(json.dumps({"device": torch.cuda.get_device_name(), "ranks": size, "backend": backend,
+                          "compared": compared, "unequal": unequal, "other_blocks": moved, "refused": refused,
                           "measured": [each["measured"] for each in everyone]}))  # fmt: skip
     dist.destroy_process_group()
 
