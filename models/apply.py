@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from diffusers.hooks.hooks import HookRegistry
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from parallel_attn import AttentionConfig, AttentionPlan, ParallelAttention
+from parallel_attn import AttentionConfig, AttentionPlan, BlockSparse, ParallelAttention, Strategy
 from parallel_attn.config import head_refusals
 from parallel_attn.errors import Refusal, refuse, require
 
@@ -17,6 +18,7 @@ from .cosmos3 import COSMOS3
 from .handle import Handle
 from .loop import HOOK_NAME, ForwardHook, Loop
 from .plan import ModelPlan
+from .recipes import policy_of
 from .scheduler import bind_scheduler
 
 PLANS: dict[str, ModelPlan] = {plan.transformer: plan for plan in (COSMOS3,)}
@@ -28,19 +30,23 @@ def parallelize(
     *,
     mesh: DeviceMesh | None = None,
     attention: AttentionConfig | None = None,
+    strategy: Strategy | BlockSparse | str | Path | None = None,
     keep_text: bool | None = None,
 ) -> Handle:
     """Run the attention of a diffusers pipeline, or of a bare transformer, by strict Ulysses over `mesh`.
 
     Changes this one instance in place and returns a handle whose `remove()` restores it. `mesh` has an axis
-    "ulysses" (`init_ulysses_mesh`); None is degree 1. `keep_text`: reuse the text K/V over steps; None decides, True
-    insists. A pipeline's scheduler tells the steps; with a bare transformer, `handle.denoising(total)` does.
-    Every rank calls this with the same arguments. Raises `UnsupportedError` with all reasons, changing nothing.
+    "ulysses" (`init_ulysses_mesh`); None is degree 1. `strategy`: the attention method by step and layer, or a recipe's
+    name or file; None takes the one in a pipeline's checkpoint folder, if there is one, and "off" does not. `keep_text`:
+    reuse the text K/V over steps; None decides, True insists. A pipeline's scheduler tells the steps; with a bare
+    transformer, `handle.denoising(total)` does. Every rank calls this with the same arguments. Raises
+    `UnsupportedError` with all reasons, or ValueError, changing nothing.
     """
     pipeline, transformer = (None, model) if isinstance(model, nn.Module) else (model, model.transformer)
     require(_refusals(transformer, mesh))
     spec = PLANS[type(transformer).__name__]
-    plan = AttentionPlan(mesh=mesh, config=attention)
+    layers = len(spec.attention_modules(transformer))
+    plan = AttentionPlan(mesh=mesh, config=attention, strategy=_strategy(strategy, pipeline), layers=layers)
     loop = Loop(plan, transformer, pipeline)
     seams = spec.seams(loop, keep_text)
 
@@ -56,6 +62,13 @@ def parallelize(
             undo.callback(bind_scheduler(pipeline.scheduler, plan.clock))
         return Handle(spec=spec, loop=loop, seams=seams, undo=undo.pop_all())
     raise AssertionError("the block above returns or raises")
+
+
+def _strategy(asked: Strategy | BlockSparse | str | Path | None, pipeline: Any | None) -> Strategy | BlockSparse:
+    if isinstance(asked, Strategy | BlockSparse):
+        return asked
+    source = getattr(getattr(pipeline, "config", None), "_name_or_path", None)
+    return policy_of(Path(source) if source else None, recipe=asked).strategy
 
 
 def _refusals(transformer: nn.Module, mesh: DeviceMesh | None) -> list[Refusal]:

@@ -50,7 +50,13 @@ class Loop:
         return pipeline is not None and pipeline.scheduler is not self._scheduler()
 
     def check_step(self, announced: int | None) -> None:
-        """Raise if a pipeline announces another step index than the clock counts."""
+        """Raise if the strategy needs steps that nobody counts, or a pipeline announces another than the clock's."""
+        if self.plan.methods.strategy.needs_steps and self.scheduler_swapped:
+            raise RuntimeError(
+                "the attention strategy differs between steps, and the pipeline's scheduler is not the one it had at "
+                "parallelize(), so its steps are not counted; remove() the handle and parallelize again"
+            )
+        self.plan.methods.check_step()
         if announced is not None and self.in_step and announced != self.plan.clock.step:
             raise RuntimeError(
                 f"the pipeline announces step_index={announced}, its scheduler has finished {self.plan.clock.step} "

@@ -6,15 +6,18 @@ from .errors import Refusal, UnsupportedError
 from .mesh import init_ulysses_mesh
 from .plan import AttentionPlan
 from .request import KVPrefix, Request, local_rows, shard_rows
+from .strategy import BlockSparse, Strategy
 
 __all__ = [
     "AttentionConfig",
     "AttentionPlan",
+    "BlockSparse",
     "KVPrefix",
     "ParallelAttention",
     "ParallelConfig",
     "Refusal",
     "Request",
+    "Strategy",
     "UnsupportedError",
     "init_ulysses_mesh",
     "legal_degrees",

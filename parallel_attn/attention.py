@@ -22,6 +22,7 @@ class ParallelAttention:
     """
 
     def __init__(self, plan: AttentionPlan, *, layer: int = 0) -> None:
+        plan.methods.check_layer(layer)
         self.plan = plan
         self.identity = torch.tensor([plan.id, layer], dtype=torch.int64, device="cpu")
 

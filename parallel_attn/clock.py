@@ -19,13 +19,20 @@ class StepClock:
         self.on_stop: list[Callable[[], None]] = []
 
     def start(self, total: int) -> None:
-        """Begin a request of `total` steps at step 0; an unfinished one is ended first."""
+        """Begin a request of `total` steps at step 0; an unfinished one is ended first.
+
+        A listener that raises leaves no request running.
+        """
         if total < 1:
             raise ValueError(f"a request needs at least one step, got {total}")
         self.stop()
         self.total, self.step = total, 0
-        for call in self.on_start:
-            call()
+        try:
+            for call in self.on_start:
+                call()
+        except BaseException:
+            self.stop()
+            raise
 
     def advance(self) -> None:
         """The current step is done; after the last one the request is over."""

@@ -11,8 +11,6 @@ from typing import Literal
 
 from .errors import Refusal, refuse
 
-RECIPES = ("dense", "cosmos3-switch", "cosmos3-mixed", "cosmos3-sparse", "h3-mixed", "h3-sparse")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
@@ -62,10 +60,8 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionConfig:
-    """Which attention method and which kernels run it."""
+    """Which kernels run the attention."""
 
-    recipe: str = "dense"
-    """Name of a shipped recipe, or a recipe file."""
     dense_backend: str = "auto"
     """auto, fa4, sdpa-cudnn, sdpa-flash, sdpa-efficient, sdpa-math or reference."""
     sparse_backend: str = "auto"
@@ -74,17 +70,8 @@ class AttentionConfig:
     """Only auto (the model's own dtype) runs."""
 
     def refusals(self) -> list[Refusal]:
-        """Every setting that is refused or not built yet."""
-        found = []
-        if self.recipe != "dense":
-            if self.recipe not in RECIPES:
-                raise ValueError(f"attention.recipe {self.recipe!r} is unknown; known recipes: {', '.join(RECIPES)}")
-            found.append(
-                refuse("not-built", flag=f"--attention.recipe {self.recipe}", instead="--attention.recipe dense")
-            )
-        if self.kv_dtype != "auto":
-            found.append(refuse("kv-dtype", value=self.kv_dtype))
-        return found
+        """Every setting that is refused."""
+        return [] if self.kv_dtype == "auto" else [refuse("kv-dtype", value=self.kv_dtype)]
 
 
 def legal_degrees(query_heads: int, kv_heads: int) -> list[int]:

@@ -95,6 +95,11 @@ _TABLE: dict[str, tuple[str, str, str]] = {
         "selection and padding are typed for one document per sample",
         "one sample per document in the batch, with Request(valid_rows=(...))",
     ),
+    "sparse-role": (
+        "roles.{role}: {value!r} in an attention strategy",
+        "text, refinement and cross-attention are short or causal, and decide what the rows are about",
+        "leave the field out, or 'dense'; schedules apply to generation rows alone",
+    ),
     "already-applied": (
         "parallelize() on a {transformer} that {state}",
         "two layers of sequence parallelism would shard the sequence twice",

@@ -25,12 +25,13 @@ from .config import AttentionConfig
 from .errors import refuse, require
 from .liveness import liveness_of
 from .mesh import ulysses_group
+from .methods import Methods
 from .ops import register_plan
 from .platform import check_backend_names, pick_dense, pick_sparse
 from .prefix import KeptPrefix
 from .record import ExecutionRecord
 from .request import Request, local_rows
-from .strategy import BlockSparse
+from .strategy import BlockSparse, Strategy
 from .valid_rows import Job, Span, attend_valid_rows, kept_share, spans_of, write_prefix
 
 
@@ -42,19 +43,23 @@ class AttentionPlan:
         *,
         mesh: DeviceMesh | None = None,
         config: AttentionConfig | None = None,
-        sparse: BlockSparse | None = None,
+        strategy: Strategy | BlockSparse | None = None,
+        layers: int | None = None,
     ) -> None:
-        """`sparse`: the method of every call; None is dense."""
+        """`strategy`: the method of every call, by step and layer or one for all; None is dense.
+
+        `layers`: how many the model has; None where the strategy treats all alike.
+        """
         self.config = config or AttentionConfig()
         require(self.config.refusals())
         check_backend_names(dense=self.config.dense_backend, sparse=self.config.sparse_backend)
-        self.sparse = sparse
         group = ulysses_group(mesh)
         self.liveness = liveness_of(group) if group is not None and group.size() > 1 else None
         self.axis = exchange.Axis(group, self.liveness)
         self.clock = StepClock()
         self.record = ExecutionRecord()
         self.clock.on_start.append(self.record.clear)
+        self.methods = Methods(Strategy.of(strategy), layers=layers, clock=self.clock)
         self.request: Request | None = None
         self.kept_prefix: KeptPrefix | None = None
         self.id = register_plan(self)
@@ -66,6 +71,10 @@ class AttentionPlan:
         `about`: further values the ranks must share. Raises the same `AgreementError` on every rank.
         """
         self.request, self.kept_prefix = request, kept_prefix
+        try:
+            self.methods.check_step()
+        except Exception as error:
+            self._agree(error)
         self._agree(self._digest(about))
         return local_rows(request.rows, degree=self.axis.degree, rank=self.axis.rank)
 
@@ -85,7 +94,7 @@ class AttentionPlan:
         try:
             require(map(refuse, refused))
             require_no_grad(q, k, v, *(prefix or ()))
-            self._check(request, q, k, v, prefix)
+            self._check(request, self.methods.of(layer, request), q, k, v, prefix)
         except Exception as error:
             self._agree(error)
         batch, _, heads, head_dim = q.shape
@@ -104,7 +113,7 @@ class AttentionPlan:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
         """One attention call on local shards [B, s, H, D]; returns [B, s, Hq, Dv] contiguous."""
         request = self._require_request()
-        jobs = self._check(request, q, k, v, prefix)
+        jobs = self._check(request, self.methods.of(layer, request), q, k, v, prefix)
         prefix = self._local_prefix(layer, prefix)
         # Nothing above has communicated, and nothing below refuses.
         with self.liveness.call() if self.liveness else nullcontext():
@@ -124,18 +133,23 @@ class AttentionPlan:
         return self._pick_dense(replace(call, causal=True)).attend(q, k, v, causal=True).contiguous()
 
     def _check(
-        self, request: Request, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None
+        self,
+        request: Request,
+        method: BlockSparse | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        prefix: tuple[Tensor, Tensor] | None,
     ) -> list[Job]:
         """Raise for everything wrong with this rank's call; else what will run on which rows."""
         check_shards(request, q, k, v, degree=self.axis.degree, rank=self.axis.rank)
         if prefix is not None or not self._prefix_is_kept():
             check_prefix(request, q, prefix)
-        return [self._job(q, k, v, span) for span in spans_of(request, q.shape[0])]
+        return [self._job(method, q, k, v, span) for span in spans_of(request, q.shape[0])]
 
-    def _job(self, q: Tensor, k: Tensor, v: Tensor, span: Span) -> Job:
+    def _job(self, method: BlockSparse | None, q: Tensor, k: Tensor, v: Tensor, span: Span) -> Job:
         """The backends for this rank's heads over the rows of `span`."""
         sizes = self._sizes(q, k, v, span.samples, degree=self.axis.degree)
-        method = self.sparse
         dense_rows = span.queries if method is None else (span.packed if method.dense_prefix_queries else 0)
         dense = sparse = None
         if dense_rows:
@@ -178,14 +192,15 @@ class AttentionPlan:
             return {}
         group = self.axis.group
         assert group is not None
-        lengths = {name.replace("_", " "): value for name, value in asdict(self._require_request()).items()}
+        request = self._require_request()
+        lengths = {name.replace("_", " "): value for name, value in asdict(request).items()}
         return {
             "mesh group": group.group_name,
             "mesh ranks": self.liveness.ranks,
             "plan": self._number,
             "dense backend": self.config.dense_backend,
             "sparse backend": self.config.sparse_backend,
-            "method": repr(self.sparse),
+            **self.methods.digest(request),
             "call": self.liveness.calls_entered,
             "step": self.clock.step,
             "text kept": self._prefix_is_kept(),

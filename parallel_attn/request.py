@@ -87,6 +87,11 @@ class Request:
             return 0
         return max(_as_tuple(self.prefix.rows))
 
+    @property
+    def longest(self) -> int:
+        """Valid query rows of the longest sample."""
+        return self.rows if self.valid_rows is None else max(_as_tuple(self.valid_rows))
+
     def valid_queries(self, batch: int) -> tuple[int, ...]:
         """Valid query rows of each sample."""
         return _per_sample("valid_rows", self.rows if self.valid_rows is None else self.valid_rows, batch)

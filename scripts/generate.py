@@ -30,7 +30,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from models import Handle, parallelize
 from models.builtin import checkpoint_folder
 from models.checkpoint import read_transformer_config
-from parallel_attn import init_ulysses_mesh
+from models.shapes import shape_of_checkpoint
+from parallel_attn import Strategy, init_ulysses_mesh
 from parallel_attn.errors import refuse, require
 
 from . import launch, media
@@ -46,12 +47,15 @@ def main(settings: Settings) -> dict[str, Any]:
         folder = checkpoint_folder(settings.model, scratch=Path(scratch))
         plan, config = read_transformer_config(folder)
         require(refusals + settings.head_refusals(plan, config))
+        strategy = settings.policy(folder).strategy
+        layers = shape_of_checkpoint(folder, name=settings.model).layers
+        strategy.table(steps=settings.request().steps, layers=layers)  # what does not fit is said before weights load
         with launch.process_group(settings.device, timeout=settings.parallel.stall_timeout):
             degree, limit = settings.parallel.ulysses, settings.parallel.stall_timeout
             # First of all, so that the ranks watch over each other while weights load.
             mesh = init_ulysses_mesh(degree, device_type=settings.device, stall_timeout=limit) if degree > 1 else None
             pipeline = load(folder, settings)
-            handle = apply(pipeline, mesh, settings)
+            handle = apply(pipeline, mesh, settings, strategy)
             with tracing(settings.trace, handle.attention_modules):
                 frames, latents, seconds = denoise(pipeline, settings)
             digest = agreed_digest(latents)
@@ -76,9 +80,9 @@ def load(folder: Path, settings: Settings) -> Any:
     return pipeline.to(settings.device)
 
 
-def apply(pipeline: Any, mesh: DeviceMesh | None, settings: Settings) -> Handle:
+def apply(pipeline: Any, mesh: DeviceMesh | None, settings: Settings, strategy: Strategy) -> Handle:
     """Parallelize the transformer, then compile its layers if asked."""
-    handle = parallelize(pipeline, mesh=mesh, attention=settings.attention)
+    handle = parallelize(pipeline, mesh=mesh, attention=settings.attention, strategy=strategy)
     if settings.compile == "regional":
         pipeline.transformer.compile_repeated_blocks(dynamic=True)
     elif settings.compile == "full":

@@ -12,11 +12,23 @@ import torch
 
 from models.builtin import GenerationDefaults, generation_defaults
 from models.plan import ModelPlan
+from models.recipes import policy_of
 from offload import OffloadConfig
 from parallel_attn import AttentionConfig, ParallelConfig, Refusal
 from parallel_attn.config import head_refusals
 from parallel_attn.errors import refuse
 from parallel_attn.platform import check_backend_names
+from parallel_attn.strategy import Policy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionSettings(AttentionConfig):
+    """Which attention method runs in which step and layer, and its kernels."""
+
+    recipe: str | None = None
+    """A shipped recipe, a strategy file, or off; the checkpoint's own strategy, if it has one, when left out."""
+    override: tuple[str, ...] = ()
+    """Single fields of the strategy: path.to.field=value, several after one flag."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +72,7 @@ class Settings:
     trace: Path | None = None
     """Write a Chrome trace of the denoising loop, one file per rank."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    attention: AttentionSettings = field(default_factory=AttentionSettings)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
 
     @property
@@ -104,6 +116,10 @@ class Settings:
         if self.safety_checker and importlib.util.find_spec("cosmos_guardrail") is None:
             found.append(refuse("safety-checker"))
         return found
+
+    def policy(self, folder: Path | None) -> Policy:
+        """The attention strategy for the checkpoint in `folder`, with the source of each value."""
+        return policy_of(folder, recipe=self.attention.recipe, overrides=self.attention.override)
 
     def head_refusals(self, plan: ModelPlan, config: Mapping[str, Any]) -> list[Refusal]:
         """Why the degree cannot split this model's heads; from its config, before weights load."""

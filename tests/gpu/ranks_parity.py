@@ -85,8 +85,8 @@ def compare(mesh, rank: int, size: int) -> list[dict]:
             )
             one, many = sparse(blocks), sparse(blocks)
             alone, together = (
-                AttentionPlan(config=config, sparse=one),
-                AttentionPlan(mesh=mesh, config=config, sparse=many),
+                AttentionPlan(config=config, strategy=one),
+                AttentionPlan(mesh=mesh, config=config, strategy=many),
             )
             for name, request in CASES.items():
                 for batch in (1, 2):
@@ -138,8 +138,8 @@ def measure(mesh, rank: int, size: int) -> list[dict]:
     shards = tuple(x[:, mine].contiguous() for x in (q, k, v))
     for method, blocks in METHODS.items():
         config = AttentionConfig(dense_backend="fa4")
-        alone = ParallelAttention(AttentionPlan(config=config, sparse=sparse(blocks)))
-        together = ParallelAttention(AttentionPlan(mesh=mesh, config=config, sparse=sparse(blocks)))
+        alone = ParallelAttention(AttentionPlan(config=config, strategy=sparse(blocks)))
+        together = ParallelAttention(AttentionPlan(mesh=mesh, config=config, strategy=sparse(blocks)))
         one = milliseconds(lambda: alone(q, k, v, prefix=prefix, request=request))  # noqa: B023
         many = milliseconds(lambda: together(*shards, prefix=prefix, request=request))  # noqa: B023
         rows.append({"method": method, "one_gpu_ms": one, "ranks_ms": many, "speedup": one / many,

@@ -95,7 +95,7 @@ REFUSED = [
     (["--parallel.ring", "2"], ["ring"]),
     (["--parallel.ulysses", "2"], ["world-size"]),
     (["--parallel.ulysses", "4"], ["world-size", "head-count"]),
-    (["--attention.recipe", "cosmos3-sparse", "--offload.mode", "layerwise"], ["not-built", "not-built"]),
+    (["--offload.mode", "layerwise"], ["not-built"]),
     (["--offload.mode", "distributed", "--compile", "full"], ["full-compile", "distributed-offload"]),
     (["--safety-checker", "--attention.kv-dtype", "fp8"], ["kv-dtype", "safety-checker"]),
 ]
@@ -105,6 +105,8 @@ MISTAKEN = [
     (["--out", "nowhere/a.mp4"], "the folder nowhere does not exist"),
     (["--image", "missing.png"], "--image missing.png is not a file"),
     (["--model", "cosmos3-huge"], "there is no such folder"),
+    (["--attention.recipe", "cosmos3-fixed"], "Did you mean 'cosmos3-mixed'?"),
+    (["--attention.recipe", "cosmos3-mixed"], "names layer 31 ('4-31'), there are 3,"),
 ]
 
 

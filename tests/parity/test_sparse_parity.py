@@ -73,7 +73,10 @@ def _check(rank: int, world_size: int, heads: tuple[int, int]) -> None:
     for name, lengths in CASES.items():
         request = Request(**lengths)
         one, many = method(0.6), method(0.6)
-        alone, together = AttentionPlan(config=config, sparse=one), AttentionPlan(mesh=mesh, config=config, sparse=many)
+        alone, together = (
+            AttentionPlan(config=config, strategy=one),
+            AttentionPlan(mesh=mesh, config=config, strategy=many),
+        )
         q, k, v, prefix = tensors(request, heads, batch=2, dtype=torch.float32)
         want = ParallelAttention(alone)(q, k, v, prefix=prefix, request=request)
         torch.testing.assert_close(want.double(), masked(request, one, q, k, v, prefix), rtol=0, atol=3e-6)
@@ -101,7 +104,7 @@ def test_sparsity_zero_is_dense_and_the_share_kept_is_recorded(lengths):
     q, k, v, prefix = tensors(request, (4, 2), batch=2, dtype=torch.float32)
     outs, shares = [], []
     for sparse in (None, method(0.0), method(0.5)):
-        plan = AttentionPlan(config=config, sparse=sparse)
+        plan = AttentionPlan(config=config, strategy=sparse)
         with torch.no_grad():
             outs.append(ParallelAttention(plan, layer=3)(q, k, v, prefix=prefix, request=request))
         shares.append(plan.record.kept())

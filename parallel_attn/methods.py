@@ -1,0 +1,112 @@
+"""The method each layer runs now: a strategy, the clock that says which step it is, and the request's length.
+
+Read inside the opaque operator and before a forward, never by a compiled graph, so layouts recompile nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from .clock import StepClock
+from .request import Request
+from .strategy import DENSE, BlockSparse, Strategy, Table
+
+
+class Methods:
+    """One plan's strategy, resolved at every start of its clock for the number of steps that is known then.
+
+    `layers` None: any number, for a strategy that treats all layers alike. Raises ValueError where it does not.
+    """
+
+    def __init__(self, strategy: Strategy, *, layers: int | None, clock: StepClock) -> None:
+        self.strategy = strategy
+        self.layers = layers
+        self._clock = clock
+        for layout in strategy.layouts.values():
+            layout.presets(layers)
+        self._unclocked = None if strategy.needs_steps else strategy.table(steps=None, layers=layers)
+        self._clocked: Table | None = None
+        self._rehearsed: Table | None = None
+        self._short_steps: set[int] = set()
+        clock.on_start.append(self._start)
+
+    def check_layer(self, layer: int) -> None:
+        """Raise ValueError for a layer the strategy was not resolved for."""
+        if self.layers is not None and not 0 <= layer < self.layers:
+            raise ValueError(f"layer {layer} is not one of the plan's {self.layers} layers")
+
+    def check_step(self) -> None:
+        """Raise RuntimeError where steps differ and none is running."""
+        self._now()
+
+    def of(self, layer: int, request: Request) -> BlockSparse | None:
+        """The method of `layer`, None for dense."""
+        table, row = self._now()
+        if self._is_short(request):
+            if self._clock.step is not None:
+                self._short_steps.add(self._clock.step)
+            return None
+        return table.presets.get(row[0 if self.layers is None else layer])
+
+    def digest(self, request: Request) -> dict[str, str]:
+        """What ranks must share about the step being run, as short as can be."""
+        table, row = self._now()
+        if self._is_short(request):
+            row = (DENSE,)
+        runs = [f"{name} x{len(list(run))}" for name, run in itertools.groupby(row)]
+        presets = {name: table.presets[name] for name in sorted(set(row) - {DENSE})}
+        return {"method": ", ".join(runs), "presets": repr(presets)}
+
+    def planned(self) -> Table:
+        """Steps x layers of the last clocked request, dense in the steps whose forwards were below `min_rows`."""
+        table = self._clocked or Table(rows=(), presets={})
+        rows = [(DENSE,) * len(row) if s in self._short_steps else row for s, row in enumerate(table.rows)]
+        return replace(table, rows=tuple(rows))
+
+    @contextmanager
+    def rehearsal(self, total: int) -> Iterator[int]:
+        """Within it, a request visits each layout that one of `total` steps has, in a step each; yields how many."""
+        table = self.strategy.table(steps=total, layers=self.layers)
+        self._rehearsed = replace(table, rows=tuple(dict.fromkeys(table.rows)))
+        try:
+            yield len(self._rehearsed.rows)
+        finally:
+            self._rehearsed = None
+
+    def _now(self) -> tuple[Table, tuple[str, ...]]:
+        """The table in force and its row."""
+        step = self._clock.step
+        if step is not None:
+            assert self._clocked is not None
+            return self._clocked, self._clocked.rows[step]
+        if self._unclocked is None:
+            raise RuntimeError(
+                "this attention strategy differs between steps, and no step is running: run the transformer between "
+                "set_timesteps() and the last step() of the scheduler the pipeline had at parallelize(), or inside "
+                "handle.denoising(total)"
+            )
+        return self._unclocked, self._unclocked.rows[0]
+
+    def _is_short(self, request: Request) -> bool:
+        return request.longest < self.strategy.min_rows
+
+    def _start(self) -> None:
+        total, rehearsed = self._clock.total, self._rehearsed
+        assert total is not None
+        self._short_steps.clear()
+        self._clocked = None
+        if rehearsed is not None:
+            missing = total - len(rehearsed.rows)
+            if missing < 0:
+                raise ValueError(
+                    f"a warm-up of {total} steps cannot visit {len(rehearsed.rows)} layouts; run more steps"
+                )
+            self._clocked = replace(rehearsed, rows=(*rehearsed.rows, *[rehearsed.rows[-1]] * missing))
+            return
+        self._clocked = self.strategy.table(steps=total, layers=self.layers)
+        for text in self._clocked.warnings:
+            warnings.warn(text, stacklevel=2)

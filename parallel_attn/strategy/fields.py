@@ -1,0 +1,89 @@
+"""Reading plain values strictly: every field known, every value of its type, every complaint with its place."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def place(where: str) -> Iterator[None]:
+    """Put `where` before the message of a ValueError raised inside."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def mapping(value: Any, where: str) -> dict[str, Any]:
+    """`value` as an object with text keys."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be an object, got {value!r}")
+    for key in value:
+        if not isinstance(key, str):
+            raise ValueError(f"{where} has the key {key!r}, which is not text; put it in quotes")
+    return value
+
+
+def fields(value: Any, where: str, *, required: Iterable[str] = (), optional: Iterable[str] = ()) -> Mapping[str, Any]:
+    """`value` as an object with exactly these fields, the required ones among them."""
+    found, required = mapping(value, where), tuple(required)
+    known = [*required, *optional]
+    for name in found:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise ValueError(
+                f"{where} has an unknown field {name!r}; did you mean {near[0]!r}? Known: {', '.join(known)}"
+            )
+    for name in required:
+        if name not in found:
+            raise ValueError(f"{where} lacks the field {name!r}")
+    return found
+
+
+def one_of(value: Any, where: str, choices: Iterable[str]) -> str:
+    """`value` as one of the texts in `choices`."""
+    choices = tuple(choices)
+    if value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{where} must be one of {', '.join(choices)}, got {value!r}{hint}")
+    return value
+
+
+def text(value: Any, where: str) -> str:
+    """`value` as text."""
+    if not isinstance(value, str):
+        raise ValueError(f"{where} must be text, got {value!r}")
+    return value
+
+
+def integer(value: Any, where: str) -> int:
+    """`value` as an int; a boolean is none."""
+    if type(value) is not int:
+        raise ValueError(f"{where} must be a whole number, got {value!r}")
+    return value
+
+
+def number(value: Any, where: str) -> float:
+    """`value` as a finite number; a boolean is none."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{where} must be a finite number, got {value!r}")
+    return float(value)
+
+
+def numbers(value: Any, where: str) -> tuple[float, ...]:
+    """`value` as a list of finite numbers."""
+    if not isinstance(value, list):
+        raise ValueError(f"{where} must be a list of numbers, got {value!r}")
+    return tuple(number(each, f"{where}[{i}]") for i, each in enumerate(value))
+
+
+def boolean(value: Any, where: str) -> bool:
+    """`value` as true or false."""
+    if type(value) is not bool:
+        raise ValueError(f"{where} must be true or false, got {value!r}")
+    return value

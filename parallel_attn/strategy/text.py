@@ -1,0 +1,76 @@
+"""From the text of a strategy file to plain values: JSON, or YAML where PyYAML is installed. Runs no code.
+
+A file may come with a checkpoint from anywhere, so size and nesting are limited, and what a lenient reader lets
+through is refused: keys that appear twice, NaN and infinity, YAML tags and aliases.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+MOST_BYTES = 64 * 1024
+
+
+def read_text(text: str, *, name: str) -> Any:
+    """The values of the document `name` (its suffix tells the format). Raises ValueError that names the file."""
+    if len(text.encode()) > MOST_BYTES:
+        raise ValueError(f"{name} has more than {MOST_BYTES} bytes; a strategy is a short document")
+    try:
+        return _yaml(text) if name.endswith((".yaml", ".yml")) else _json(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is not a strategy document: {error or 'it is nested too deeply'}") from error
+
+
+def read_value(text: str) -> Any:
+    """One value as a command line gives it: JSON, or else the text itself."""
+    try:
+        return _json(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} appears twice in one object")
+        found[key] = value
+    return found
+
+
+def _no_constant(word: str) -> float:
+    raise ValueError(f"{word} is not a number here")
+
+
+def _yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise ValueError("reading YAML needs the package pyyaml, which is not installed; write it as JSON") from None
+
+    class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise ValueError("aliases (*name) are not read; write the value out")
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            return _unique([(self.construct_object(key, deep=True), self._value(value)) for key, value in node.value])
+
+        def construct_yaml_map(self, node: Any) -> Any:
+            yield self.construct_mapping(node, deep=True)
+
+        def _value(self, node: Any) -> Any:
+            return self.construct_object(node, deep=True)
+
+    Loader.add_constructor("tag:yaml.org,2002:map", Loader.construct_yaml_map)
+    try:
+        return yaml.load(text, Loader)  # a SafeLoader: plain values only
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
