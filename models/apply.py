@@ -19,7 +19,7 @@ from .handle import Handle
 from .loop import HOOK_NAME, ForwardHook, Loop
 from .plan import ModelPlan
 from .recipes import policy_of
-from .scheduler import bind_scheduler
+from .scheduler import bind_pipeline, bind_scheduler
 
 PLANS: dict[str, ModelPlan] = {plan.transformer: plan for plan in (COSMOS3,)}
 """Every supported transformer class by name."""
@@ -37,10 +37,10 @@ def parallelize(
 
     Changes this one instance in place and returns a handle whose `remove()` restores it. `mesh` has an axis
     "ulysses" (`init_ulysses_mesh`); None is degree 1. `strategy`: the attention method by step and layer, or a recipe's
-    name or file; None takes the one in a pipeline's checkpoint folder, if there is one, and "off" does not. `keep_text`:
-    reuse the text K/V over steps; None decides, True insists. A pipeline's scheduler tells the steps; with a bare
-    transformer, `handle.denoising(total)` does. Every rank calls this with the same arguments. Raises
-    `UnsupportedError` with all reasons, or ValueError, changing nothing.
+    name or file; None takes the one in a pipeline's checkpoint folder, if there is one, and "off" does not.
+    `keep_text`: reuse the text K/V over steps; None decides, True insists. A pipeline's scheduler tells the steps;
+    with a bare transformer, `handle.denoising(total)` does. Every rank calls this with the same arguments.
+    Raises `UnsupportedError` with all reasons, or ValueError, changing nothing.
     """
     pipeline, transformer = (None, model) if isinstance(model, nn.Module) else (model, model.transformer)
     require(_refusals(transformer, mesh))
@@ -60,6 +60,7 @@ def parallelize(
         undo.callback(registry.remove_hook, HOOK_NAME, recurse=False)
         if pipeline is not None:
             undo.callback(bind_scheduler(pipeline.scheduler, plan.clock))
+            undo.callback(bind_pipeline(pipeline, plan.clock))
         return Handle(spec=spec, loop=loop, seams=seams, undo=undo.pop_all())
     raise AssertionError("the block above returns or raises")
 

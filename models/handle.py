@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -44,18 +45,48 @@ class Handle:
         """The current step of `denoising` is done."""
         self.loop.plan.clock.advance()
 
+    def warm_up(self, run: Callable[[int], object], *, total: int) -> dict[str, int]:
+        """Visit every layout a request of `total` steps reaches, so that later ones compile and build nothing.
+
+        `run(steps)` denoises that many steps with shapes as they will come: a pipeline call with
+        `num_inference_steps=steps`, or a loop inside `denoising(steps)`. Returns layouts, steps and graphs built.
+        Raises RuntimeError where a layout did not run.
+        """
+        plan, before = self.loop.plan, _graphs()
+        with plan.methods.rehearsal(total) as layouts:
+            steps = max(layouts, 2)  # the second one reuses what the first one keeps, which is another graph
+            run(steps)
+        ran, missed = len(plan.record.dispatch()), plan.record.differences(plan.methods.planned())
+        if ran < steps or missed:
+            raise RuntimeError(f"the warm-up ran {ran} of {steps} steps: {'; '.join(missed) or 'too few'}")
+        return {"layouts": layouts, "steps": ran, "graphs": _graphs() - before}
+
     def report(self) -> dict[str, Any]:
-        """What ran in the last request, ready for JSON: degree, backends and their reasons, paths by step and layer."""
+        """What ran in the last request, ready for JSON.
+
+        degree, backends and their reasons; by step and layer: dispatch (paths), kept (share of KV blocks, None where
+        dense), planned (presets); differences: sentences on what did not run as planned. Waits for the device.
+        """
         plan = self.loop.plan
+        planned = plan.methods.planned()
         return {
             "model": self.spec.name,
             "degree": plan.axis.degree,
             "rank": plan.axis.rank,
             "backends": dict(plan.record.picks),
             "dispatch": plan.record.dispatch(),
+            "kept": plan.record.kept_table(),
+            "planned": [list(row) for row in planned.rows],
+            "differences": plan.record.differences(planned),
             **self.seams.report(),
         }
 
     def remove(self) -> None:
         """Give the model back as it was before `parallelize`; a second call does nothing."""
         self._undo.close()
+
+
+def _graphs() -> int:
+    """Graphs this process has compiled; asks the compiler only where it is in use."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else dynamo.counters["stats"]["unique_graphs"]

@@ -87,6 +87,7 @@ class ForwardHook(ModelHook):
             self.seams.finish()
         except BaseException as error:
             self.seams.abort()
+            self.loop.plan.clock.stop()
             self.loop.plan.fail(error)
             raise
         finally:

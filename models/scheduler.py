@@ -1,8 +1,9 @@
-"""Binding a step clock to one diffusers scheduler instance.
+"""Binding a step clock to one diffusers scheduler instance, and its end to the pipeline call.
 
 `set_timesteps` starts the clock with the number of timesteps (a second-order scheduler counts each of its
 iterations), every `step` advances it. Only the bound instance ticks: deep copies (diffusers makes them for sound and
-action), shallow copies and pickles come out as the scheduler's own class.
+action), shallow copies and pickles come out as the scheduler's own class. A pipeline call that returns early, raises
+or is interrupted ends the request in the middle; nothing of it is left for a later forward.
 """
 
 from __future__ import annotations
@@ -39,7 +40,12 @@ def bind_scheduler(scheduler: Any, clock: StepClock) -> Callable[[], None]:
 
         @functools.wraps(original.step)
         def step(self, *args: Any, **kwargs: Any) -> Any:
-            result = super().step(*args, **kwargs)
+            try:
+                result = super().step(*args, **kwargs)
+            except BaseException:
+                if bound() is self:
+                    clock.stop()
+                raise
             if bound() is self:
                 clock.advance()
             return result
@@ -48,12 +54,37 @@ def bind_scheduler(scheduler: Any, clock: StepClock) -> Callable[[], None]:
             _, (_, *arguments), *state = super().__reduce_ex__(protocol)
             return (original.__new__, (original, *arguments), *state)
 
-    for name in ("__name__", "__qualname__", "__module__", "__doc__"):
-        setattr(Ticking, name, getattr(original, name))
-    scheduler.__class__ = Ticking
-
     def unbind() -> None:
-        scheduler.__class__ = original
+        restore()
         clock.stop()
 
+    restore = _become(scheduler, Ticking)
     return unbind
+
+
+def bind_pipeline(pipeline: Any, clock: StepClock) -> Callable[[], None]:
+    """Let the end of every call of `pipeline`, however it comes, end `clock`'s request; returns what undoes it."""
+    original = type(pipeline)
+
+    class Ending(original):  # type: ignore[valid-type, misc]
+        @functools.wraps(original.__call__)
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().__call__(*args, **kwargs)
+            finally:
+                clock.stop()
+
+    return _become(pipeline, Ending)
+
+
+def _become(instance: Any, subclass: type) -> Callable[[], None]:
+    """Give one instance a subclass of its class that calls itself the same; returns what undoes it."""
+    original = type(instance)
+    for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+        setattr(subclass, name, getattr(original, name))
+    instance.__class__ = subclass
+
+    def restore() -> None:
+        instance.__class__ = original
+
+    return restore

@@ -5,7 +5,7 @@
 Takes the flags of `generate`; needs no GPU, no process group and no torchrun. `--model` also takes the names of
 models whose sizes are known without a checkpoint (models/shapes.py). Tables go to stderr. The last line of stdout is
 a JSON document: model, refused (list of code, what, why, instead), legal_degrees, rows, schedule (steps x layers
-preset names), bytes (method -> degree -> bytes per attention call, sent by the rank that sends most, or resident),
+preset names), strategy (field -> value and source), bytes (method -> degree -> bytes per attention call, sent by the rank that sends most, or resident),
 memory (degree -> weight files and buffers of a call), seconds (degree -> exchange of a call), copy_passes.
 The exit code is 2 when something is refused.
 """
@@ -26,6 +26,7 @@ from models.shapes import SHAPES, ModelShape, shape_of_checkpoint
 from parallel_attn import UnsupportedError, legal_degrees
 from parallel_attn.config import head_refusals
 from parallel_attn.errors import refuse, require
+from parallel_attn.strategy import Policy
 from parallel_attn.traffic import (
     COPY_PASSES,
     AttentionGeometry,
@@ -37,6 +38,7 @@ from parallel_attn.traffic import (
 )
 
 from . import launch
+from .explain_schedule import draw, resolve, schedule_table, source_table
 from .settings import Settings
 
 Bytes = dict[str, dict[int, int]]
@@ -53,13 +55,15 @@ class ExplainSettings(Settings):
 
     link_gb_per_s: float = 450.0
     """Bandwidth between ranks in one direction, GB/s (10^9 bytes); the default is NVLink of one Hopper GPU."""
+    picture: Path | None = None
+    """Draw the attention method of every step and layer into this file (.png)."""
 
 
 def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
     """The document, and exit code 2 if it refuses anything."""
     refused = settings.refusals(world_size=None)
     try:
-        shape = find_shape(settings.model)
+        shape, policy = look_up(settings)
     except UnsupportedError as error:
         require([*refused, *error.refusals])
         raise
@@ -70,6 +74,9 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
     refused += head_refusals(shape.query_heads, shape.kv_heads, degree=degree)
     legal = legal_degrees(shape.query_heads, shape.kv_heads)
     rows, steps = request_sizes(shape, settings)
+    schedule, warnings = resolve(policy, steps=steps, layers=shape.layers, rows=rows)
+    if settings.picture is not None:
+        draw(schedule, settings.picture, title=f"{shape.name}, {policy.strategy.status}")
     geometry = AttentionGeometry(
         rows=rows,
         query_heads=shape.query_heads,
@@ -92,6 +99,8 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
     console.print(cost_table(costs, chosen=degree))
     for line in where_ring_moves_less(moved):
         console.print(line)
+    for table in (source_table(policy), schedule_table(schedule, policy), *warnings):
+        console.print(table)
     if refused:
         console.print(str(UnsupportedError(refused)))
     document = {
@@ -99,7 +108,8 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
         "refused": [asdict(refusal) for refusal in refused],
         "legal_degrees": legal,
         "rows": rows,
-        "schedule": [["dense"] * shape.layers for _ in range(steps)],
+        "schedule": schedule,
+        "strategy": {path: {"value": value, "source": source} for path, (value, source) in policy.sources.items()},
         "bytes": moved,
         "memory": {d: {"weights": weights, "exchange_buffers": cost.buffers} for d, cost in costs.items()},
         "seconds": {d: {"exchange": cost.seconds} for d, cost in costs.items()},
@@ -108,15 +118,20 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
     return document, 2 if refused else 0
 
 
-def find_shape(model: str) -> ModelShape:
-    """The shape of a name or a checkpoint folder; raises ValueError, listing the names, where it is neither."""
+def look_up(settings: Settings) -> tuple[ModelShape, Policy]:
+    """The shape of a name or a checkpoint folder, and the attention strategy for it.
+
+    Raises ValueError, listing the names, where the model is neither.
+    """
+    model = settings.model
     if model in SHAPES:
-        return SHAPES[model]
+        return SHAPES[model], settings.policy(None)
     if model not in BUILTIN_NAMES and not Path(model).is_dir():
         names = ", ".join((*SHAPES, *BUILTIN_NAMES))
         raise ValueError(f"--model {model} is neither a folder nor a known name; known names: {names}")
     with tempfile.TemporaryDirectory() as scratch:
-        return shape_of_checkpoint(checkpoint_folder(model, scratch=Path(scratch)), name=model)
+        folder = checkpoint_folder(model, scratch=Path(scratch))
+        return shape_of_checkpoint(folder, name=model), settings.policy(folder)
 
 
 def request_sizes(shape: ModelShape, settings: Settings) -> tuple[int, int]:

@@ -5,7 +5,8 @@
 
 The real diffusers pipeline and scheduler run the loop; this script only parallelizes its transformer. Every rank
 denoises, rank 0 decodes and writes. The last line of stdout is a JSON document: model, output, latents_sha256,
-world_size, degree, steps, seconds_per_step, peak_bytes, dispatch (steps x layers), backends, text_forwards_reused.
+world_size, degree, steps, seconds_per_step, peak_bytes, dispatch and kept (paths and shares of KV blocks kept, steps x
+layers), differences (from the strategy), backends, text_forwards_reused.
 """
 
 from __future__ import annotations
@@ -157,6 +158,8 @@ def document(settings: Settings, handle: Handle, digest: str, seconds: list[floa
         "seconds_per_step": statistics.median(seconds),
         "peak_bytes": peak,
         "dispatch": report["dispatch"],
+        "kept": report["kept"],
+        "differences": report["differences"],
         "backends": report["backends"],
         "text_forwards_reused": report["text_forwards_reused"],
     }
