@@ -5,8 +5,9 @@
 Takes the flags of `generate`; needs no GPU, no process group and no torchrun. `--model` also takes the names of
 models whose sizes are known without a checkpoint (models/shapes.py). Tables go to stderr. The last line of stdout is
 a JSON document: model, refused (list of code, what, why, instead), legal_degrees, rows, schedule (steps x layers
-preset names), strategy (field -> value and source), bytes (method -> degree -> bytes per attention call, sent by the rank that sends most, or resident),
-memory (degree -> weight files and buffers of a call), seconds (degree -> exchange of a call), copy_passes.
+preset names), strategy (field -> value and source), bytes (method -> degree -> bytes per attention call, sent by the
+rank that sends most, or resident), memory (degree -> weight files and buffers of a call), seconds (degree -> exchange
+of a call), copy_passes.
 The exit code is 2 when something is refused.
 """
 

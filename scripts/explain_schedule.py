@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from parallel_attn.strategy import DENSE, Policy
 
@@ -36,7 +36,7 @@ def schedule_table(schedule: Rows, policy: Policy) -> Table:
 
 def source_table(policy: Policy) -> Table:
     """Every effective value and who stated it."""
-    table = Table("field", "value", "source", title="Attention strategy")
+    table = Table(Column("field", overflow="fold"), "value", "source", title="Attention strategy")
     for path, (value, source) in policy.sources.items():
         table.add_row(path, str(value), source)
     return table
@@ -52,6 +52,8 @@ def draw(schedule: Rows, file: Path, *, title: str) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("--picture needs the package matplotlib, which is not installed; leave it out") from None
+    if not file.parent.is_dir():
+        raise ValueError(f"--picture {file}: the folder {file.parent} does not exist")
     names = sorted({name for row in schedule for name in row} - {DENSE})
     numbers = {name: i for i, name in enumerate([DENSE, *names])}
     # Light to dark with the presets' order, so that a decay list reads as one.

@@ -110,6 +110,23 @@ MISTAKEN = [
 ]
 
 
+def test_a_strategy_file_and_an_override_run_as_written(tmp_path):
+    recipe = {
+        "version": 1,
+        "presets": {"sparse": {"geometry": "16x8", "budget": {"method": "top-k", "sparsity": 0.5}}},
+        "layouts": {"later": {"1-2": "sparse"}},
+        "schedule": {"steps": {"1-": "later"}},
+    }
+    (tmp_path / "mine.json").write_text(json.dumps(recipe))
+    flags = ["--attention.recipe", str(tmp_path / "mine.json"), "--height", "128", "--width", "128", "--steps", "3"]
+    document = generate.main(settings(tmp_path, [*flags, "--attention.override", "dense_tail=1"]))
+    later = ["sdpa-flash", "reference-sparse 16x8", "reference-sparse 16x8"]
+    assert document["dispatch"] == [["sdpa-flash"] * 3, later, ["sdpa-flash"] * 3]
+    assert document["kept"][0] == [None] * 3
+    assert all(0.4 < share < 1 for share in document["kept"][1][1:])
+    assert document["differences"] == []
+
+
 def settings(tmp_path: Path, flags: list[str]) -> Settings:
     base = ["--model", "cosmos3-tiny", "--prompt", "x", "--out", str(tmp_path / "a.mp4")]
     return tyro.cli(Settings, args=[*base, *flags])

@@ -12,6 +12,8 @@ import pytest
 
 from parallel_attn import ParallelConfig, UnsupportedError
 from scripts.explain import ExplainSettings, main
+from scripts.explain_schedule import draw
+from scripts.settings import AttentionSettings
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -107,3 +109,48 @@ def test_an_unknown_name_is_an_error_that_lists_the_names():
 def test_sizes_below_one_are_errors(name):
     with pytest.raises(ValueError, match=f"--{name} must be at least 1, got 0"):
         main(ExplainSettings(model="wan-14b", **{name: 0}))
+
+
+def test_the_schedule_of_a_recipe_and_the_source_of_each_value():
+    flags = ("--attention.recipe", "cosmos3-mixed", "--attention.override", "dense_tail=3", "min_rows=4096")
+    code, document, text = explain("--model", "cosmos3-nano", *flags)
+    assert code == 0
+    dense, mixed = ["dense"] * 36, ["dense"] * 4 + ["sparse"] * 28 + ["dense"] * 4
+    assert document["schedule"] == [dense] * 10 + [mixed] * 22 + [dense] * 3
+    assert document["strategy"]["dense_tail"] == {"value": 3, "source": "deployment"}
+    assert document["strategy"]["token_order"] == {"value": "raster", "source": "default"}
+    assert "experimental, not qualified; chosen by deployment" in text
+    assert "10-31" in text
+
+
+def strategy_settings(**attention):
+    return ExplainSettings(model="cosmos3-nano", attention=AttentionSettings(**attention))
+
+
+def test_a_strategy_that_does_not_fit_is_one_sentence():
+    with pytest.raises(ValueError, match="Did you mean 'cosmos3-mixed'"):
+        main(strategy_settings(recipe="cosmos3-mixt"))
+    with pytest.raises(ValueError, match="names layer 40"):
+        main(strategy_settings(recipe="cosmos3-mixed", override=('layouts.middle={"4-40": "sparse"}',)))
+    with pytest.raises(UnsupportedError, match="sparse-role"):
+        main(strategy_settings(recipe="cosmos3-mixed", override=("roles.causal_text=scheduled",)))
+
+
+def test_a_request_below_the_least_rows_is_explained_as_dense(capsys):
+    settings = strategy_settings(recipe="cosmos3-sparse", override=("min_rows=44161",))
+    assert main(settings)[0]["schedule"] == [["dense"] * 36] * 35
+    assert "44,160 rows are below min_rows 44,161" in capsys.readouterr().err
+
+
+def test_a_picture_needs_matplotlib(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match="--picture needs the package matplotlib"):
+        draw([["dense", "sparse"]], tmp_path / "a.png", title="x")
+
+
+def test_the_schedule_as_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    draw([["dense"] * 3, ["dense", "sparse@0.5", "sparse"]], tmp_path / "a.png", title="x")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="does not exist"):
+        draw([["dense"]], tmp_path / "nowhere" / "a.png", title="x")
