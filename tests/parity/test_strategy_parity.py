@@ -7,6 +7,7 @@ import torch
 
 from models import parallelize
 from models.tolerance import parity_bound
+from parallel_attn.agreement import RankMismatchError
 from parallel_attn.mesh import init_ulysses_mesh
 from tests.cosmos3_inputs import generate, pipeline
 from tests.strategies import GEOMETRY, SCHEDULES, Recorded, SubBlock, TopK, expected, strategy
@@ -54,3 +55,27 @@ def test_two_ranks_run_the_schedule_of_one(ranks, kind, size):
         whole = SELECTOR.select(q, k, geometry=GEOMETRY, protected=[text])
         assert torch.equal(whole.indices, indices), "one rank with the same q and k keeps other blocks"
         assert torch.equal(whole.counts, counts)
+
+
+def _disagree(rank: int, world_size: int, mine: tuple) -> str:
+    mesh = init_ulysses_mesh(world_size, device_type="cpu")
+    kind, options = mine[rank]
+    pipe = pipeline()
+    handle = parallelize(pipe, mesh=mesh, strategy=strategy(kind, **options))
+    with pytest.raises(RankMismatchError) as caught:
+        generate(pipe, **SIZES["aligned"])
+    assert {step for step, _, _ in handle.loop.plan.record.calls} <= {0}, "nothing of the step that differs ran"
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mine", "words"),
+    [
+        ((("switch", {}), ("mixed", {})), "method differs (rank 0: 'dense x3', rank 1: 'dense x1, sparse x2')"),
+        ((("sparse", {}), ("sparse", {"sparsity": 0.5})), "presets differs"),
+        ((("sparse", {}), ("sparse", {"min_rows": 49})), "method differs (rank 0: 'sparse x3', rank 1: 'dense x1')"),
+    ],
+    ids=["layouts", "presets", "least rows"],
+)
+def test_ranks_with_other_strategies_all_raise_before_the_step_that_differs(ranks, mine, words):
+    assert all(words in message for message in ranks(2, _disagree, mine))
