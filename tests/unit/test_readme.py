@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+
+from parallel_attn.strategy import strategy_from
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,6 +20,12 @@ def test_the_quick_start_runs(capsys):
     exec(compile(code.replace(steps, "num_inference_steps=1"), "README.md", "exec"), names)
     assert len(names["video"]) == 33
     assert "'model': 'cosmos3', 'degree': 1" in capsys.readouterr().out
+
+
+def test_the_strategy_document_is_one():
+    (document,) = re.findall(r"```json\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    strategy = strategy_from(json.loads(document))
+    assert strategy.table(steps=35, layers=10).rows[10] == ("dense", *["sparse"] * 8, "dense")
 
 
 def test_the_design_fits_on_its_pages():

@@ -9,6 +9,7 @@ import torch
 from diffusers import UniPCMultistepScheduler
 
 from models import parallelize
+from parallel_attn import UnsupportedError
 from parallel_attn.backends import DENSE_BACKENDS
 from parallel_attn.strategy import Decay
 from tests.cosmos3_inputs import forward_arguments, generate, pipeline, tiny_transformer
@@ -199,6 +200,27 @@ def test_a_request_that_ends_early_leaves_nothing(error, where, monkeypatch):
     monkeypatch.undo()
     assert torch.equal(generate(pipe, **SIZE), want)
     assert handle.report()["dispatch"] == expected("switch", dense=DENSE)
+
+
+def test_a_loop_of_ones_own_that_fails_ends_its_request():
+    pipe = pipeline()
+    handle = parallelize(pipe, strategy=strategy("switch"))
+    clock, arguments = handle.loop.plan.clock, forward_arguments(pipe.transformer)
+    pipe.scheduler.set_timesteps(4)
+    pipe.transformer(**arguments)
+    with pytest.raises(ValueError, match="non-empty list"):
+        pipe.transformer(**{**arguments, "vision_token_shapes": []})
+    assert clock.step is None
+    pipe.scheduler.set_timesteps(4)
+    assert clock.step == 0
+    with pytest.raises(AttributeError):
+        pipe.scheduler.step(None, pipe.scheduler.timesteps[0], None)
+    assert clock.step is None
+
+
+def test_an_order_of_tokens_that_no_model_knows_is_refused():
+    with pytest.raises(UnsupportedError, match=r"token_order serpentine.*not built"):
+        parallelize(tiny_transformer(), strategy=strategy("sparse", token_order="serpentine"))
 
 
 def test_an_interrupted_pipeline_call_ends_its_request():
