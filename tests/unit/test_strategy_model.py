@@ -213,7 +213,7 @@ def test_a_loop_of_ones_own_that_fails_ends_its_request():
     assert clock.step is None
     pipe.scheduler.set_timesteps(4)
     assert clock.step == 0
-    with pytest.raises(AttributeError):
+    with pytest.raises(ValueError, match="missing `sample`"):
         pipe.scheduler.step(None, pipe.scheduler.timesteps[0], None)
     assert clock.step is None
 
