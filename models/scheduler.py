@@ -64,7 +64,7 @@ def bind_scheduler(scheduler: Any, clock: StepClock) -> Callable[[], None]:
 
 def bind_pipeline(pipeline: Any, clock: StepClock) -> Callable[[], None]:
     """Let the end of every call of `pipeline`, however it comes, end `clock`'s request; returns what undoes it."""
-    original = type(pipeline)
+    original, bound = type(pipeline), weakref.ref(pipeline)
 
     class Ending(original):  # type: ignore[valid-type, misc]
         @functools.wraps(original.__call__)
@@ -72,7 +72,8 @@ def bind_pipeline(pipeline: Any, clock: StepClock) -> Callable[[], None]:
             try:
                 return super().__call__(*args, **kwargs)
             finally:
-                clock.stop()
+                if bound() is self:
+                    clock.stop()
 
     return _become(pipeline, Ending)
 

@@ -32,6 +32,7 @@ class Methods:
         self._clocked: Table | None = None
         self._rehearsed: Table | None = None
         self._short_steps: set[int] = set()
+        self._reachable = () if self._unclocked is None else _kinds(self._unclocked)
         clock.on_start.append(self._start)
 
     def check_layer(self, layer: int) -> None:
@@ -51,6 +52,12 @@ class Methods:
                 self._short_steps.add(self._clock.step)
             return None
         return table.presets.get(row[0 if self.layers is None else layer])
+
+    def reachable(self, request: Request) -> tuple[BlockSparse | None, ...]:
+        """One method for each kind of backend call that the steps and layers of the request need."""
+        if self._is_short(request):
+            return (None,)
+        return self._reachable
 
     def digest(self, request: Request) -> dict[str, str]:
         """What ranks must share about the step being run, as short as can be."""
@@ -105,8 +112,16 @@ class Methods:
                 raise ValueError(
                     f"a warm-up of {total} steps cannot visit {len(rehearsed.rows)} layouts; run more steps"
                 )
-            self._clocked = replace(rehearsed, rows=(*rehearsed.rows, *[rehearsed.rows[-1]] * missing))
-            return
-        self._clocked = self.strategy.table(steps=total, layers=self.layers)
+            rows = (*rehearsed.rows, *[rehearsed.rows[-1]] * missing)
+            self._clocked = replace(rehearsed, rows=rows, warnings=())
+        else:
+            self._clocked = self.strategy.table(steps=total, layers=self.layers)
+        self._reachable = _kinds(self._clocked)
         for text in self._clocked.warnings:
             warnings.warn(text, stacklevel=2)
+
+
+def _kinds(table: Table) -> tuple[BlockSparse | None, ...]:
+    """One method for each geometry, with and without dense prefix rows, and None where the table has dense cells."""
+    methods = (table.presets.get(name) for name in sorted({name for row in table.rows for name in row}))
+    return tuple({m and (m.geometry, m.dense_prefix_queries): m for m in methods}.values())

@@ -18,7 +18,7 @@ from . import exchange
 from .agreement import Digest
 from .backends import DenseBackend
 from .backends.call import DenseCall
-from .backends.sparse import SparseCall
+from .backends.sparse import SparseBackend, SparseCall
 from .checks import check_prefix, check_shards, require_no_grad
 from .clock import StepClock
 from .config import AttentionConfig
@@ -27,7 +27,7 @@ from .liveness import liveness_of
 from .mesh import ulysses_group
 from .methods import Methods
 from .ops import register_plan
-from .platform import check_backend_names, pick_dense, pick_sparse
+from .platform import Pick, check_backend_names, pick_dense, pick_sparse
 from .prefix import KeptPrefix
 from .record import ExecutionRecord
 from .request import Request, local_rows
@@ -130,7 +130,9 @@ class AttentionPlan:
         if q.shape[1] == 0:
             return q.new_empty(*q.shape[:3], v.shape[3])
         call = DenseCall(**self._sizes(q, k, v, slice(None), degree=1), query_rows=q.shape[1], key_rows=k.shape[1])
-        return self._pick_dense(replace(call, causal=True)).attend(q, k, v, causal=True).contiguous()
+        pick = pick_dense(self.config.dense_backend, replace(call, causal=True))
+        self.record.picks[pick.backend.name] = pick.why
+        return pick.backend.attend(q, k, v, causal=True).contiguous()
 
     def _check(
         self,
@@ -145,27 +147,35 @@ class AttentionPlan:
         check_shards(request, q, k, v, degree=self.axis.degree, rank=self.axis.rank)
         if prefix is not None or not self._prefix_is_kept():
             check_prefix(request, q, prefix)
-        return [self._job(method, q, k, v, span) for span in spans_of(request, q.shape[0])]
+        spans = spans_of(request, q.shape[0])
+        for span in spans:  # what a later step needs is refused now, not after the steps before it
+            for reachable in self.methods.reachable(request):
+                self._picks(reachable, q, k, v, span)
+        return [self._job(method, q, k, v, span) for span in spans]
 
     def _job(self, method: BlockSparse | None, q: Tensor, k: Tensor, v: Tensor, span: Span) -> Job:
         """The backends for this rank's heads over the rows of `span`."""
-        sizes = self._sizes(q, k, v, span.samples, degree=self.axis.degree)
-        dense_rows = span.queries if method is None else (span.packed if method.dense_prefix_queries else 0)
-        dense = sparse = None
-        if dense_rows:
-            dense = self._pick_dense(DenseCall(**sizes, query_rows=dense_rows, key_rows=span.keys))
-        if method is not None and dense_rows < span.queries:
-            rows = span.queries - dense_rows
-            call = SparseCall(**sizes, query_rows=rows, key_rows=span.keys, geometry=method.geometry)
-            pick = pick_sparse(self.config.sparse_backend, call)
-            sparse = pick.backend
-            self.record.picks[f"{sparse.name}-sparse"] = pick.why
-        return Job(span, dense, sparse, method if sparse else None, dense_rows if sparse else 0)
+        dense_rows, dense, sparse = self._picks(method, q, k, v, span)
+        if dense is not None:
+            self.record.picks[dense.backend.name] = dense.why
+        if sparse is None:
+            return Job(span, None if dense is None else dense.backend)
+        self.record.picks[f"{sparse.backend.name}-sparse"] = sparse.why
+        return Job(span, None if dense is None else dense.backend, sparse.backend, method, dense_rows)
 
-    def _pick_dense(self, call: DenseCall) -> DenseBackend:
-        pick = pick_dense(self.config.dense_backend, call)
-        self.record.picks[pick.backend.name] = pick.why
-        return pick.backend
+    def _picks(
+        self, method: BlockSparse | None, q: Tensor, k: Tensor, v: Tensor, span: Span
+    ) -> tuple[int, Pick[DenseBackend] | None, Pick[SparseBackend] | None]:
+        """Rows at the front that run dense, and the picks for them and for the rest; raises where there is none."""
+        sizes = self._sizes(q, k, v, span.samples, degree=self.axis.degree)
+        rows = span.queries if method is None else (span.packed if method.dense_prefix_queries else 0)
+        dense = sparse = None
+        if rows:
+            dense = pick_dense(self.config.dense_backend, DenseCall(**sizes, query_rows=rows, key_rows=span.keys))
+        if method is not None and rows < span.queries:
+            call = SparseCall(**sizes, query_rows=span.queries - rows, key_rows=span.keys, geometry=method.geometry)
+            sparse = pick_sparse(self.config.sparse_backend, call)
+        return rows, dense, sparse
 
     @staticmethod
     def _sizes(q: Tensor, k: Tensor, v: Tensor, samples: slice, *, degree: int) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def draw(schedule: Rows, file: Path, *, title: str) -> None:
     names = sorted({name for row in schedule for name in row} - {DENSE})
     numbers = {name: i for i, name in enumerate([DENSE, *names])}
     # Light to dark with the presets' order, so that a decay list reads as one.
-    shades = ["#d9d9d9", *((0.1, 0.35 + 0.5 * i / max(1, len(names) - 1), 0.65) for i in range(len(names)))]
+    shades = ["#d9d9d9", *(f"#1a{90 + 120 * i // max(1, len(names) - 1):02x}a6" for i in range(len(names)))]
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     cells = [[numbers[row[layer]] for row in schedule] for layer in range(len(schedule[0]))]

@@ -9,7 +9,7 @@ import torch
 from diffusers import UniPCMultistepScheduler
 
 from models import parallelize
-from parallel_attn import UnsupportedError
+from parallel_attn import AttentionConfig, UnsupportedError
 from parallel_attn.backends import DENSE_BACKENDS
 from parallel_attn.strategy import Decay
 from tests.cosmos3_inputs import forward_arguments, generate, pipeline, tiny_transformer
@@ -155,6 +155,24 @@ def test_a_forward_outside_the_steps_raises_before_anything_runs():
     handle = parallelize(pipe, strategy=strategy("sparse"))
     pipe.transformer(**arguments)
     assert {step for step, _, _ in handle.loop.plan.record.calls} == {None}
+
+
+def test_what_a_later_step_cannot_run_is_refused_in_the_first():
+    for config, kind in (
+        (AttentionConfig(sparse_backend="fa4"), "switch"),
+        (AttentionConfig(dense_backend="fa4", sparse_backend="reference"), "switch"),
+    ):
+        pipe = pipeline()
+        handle = parallelize(pipe, attention=config, strategy=strategy(kind))
+        with pytest.raises(UnsupportedError, match=r"\[backend\] attention backend fa4"):
+            generate(pipe, **SIZE)
+        assert not handle.loop.plan.record.calls
+    pipe = pipeline()
+    handle = parallelize(
+        pipe, attention=AttentionConfig(sparse_backend="fa4"), strategy=strategy("switch", min_rows=49)
+    )
+    generate(pipe, **SIZE)  # below the least rows nothing sparse is reachable
+    assert handle.report()["dispatch"] == expected("dense", dense=DENSE)
 
 
 def test_another_scheduler_in_the_pipeline_raises():
