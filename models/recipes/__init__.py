@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from parallel_attn.strategy import OFF, Policy, decide, read_text
+from parallel_attn.strategy import OFF, Policy, decide, read_document
 
 FOLDER = Path(__file__).parent
 CHECKPOINT_FILE = "attention_strategy.json"
@@ -31,7 +31,7 @@ def policy_of(folder: Path | None, *, recipe: str | Path | None = None, override
     and for a document that is not valid.
     """
     file = None if folder is None else folder / CHECKPOINT_FILE
-    checkpoint = _read(file) if file is not None and file.is_file() else None
+    checkpoint = read_document(file) if file is not None and file.is_file() else None
     return decide(checkpoint=checkpoint, deployment=_deployment(recipe), overrides=overrides)
 
 
@@ -41,16 +41,12 @@ def _deployment(recipe: str | Path | None) -> Any | None:
     if recipe == "dense":
         return _NO_STRATEGY
     if str(recipe) in recipe_names():
-        return _read(FOLDER / f"{recipe}.json")
+        return read_document(FOLDER / f"{recipe}.json")
     if Path(recipe).is_file():
-        return _read(Path(recipe))
+        return read_document(Path(recipe))
     near = difflib.get_close_matches(str(recipe), recipe_names(), n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(
         f"attention.recipe {str(recipe)!r} is neither a file nor a known recipe.{hint} "
         f"Known: {', '.join(recipe_names())}; '{OFF}' switches a checkpoint's own off"
     )
-
-
-def _read(file: Path) -> Any:
-    return read_text(file.read_text(), name=str(file))

@@ -8,7 +8,7 @@ from .ranges import DENSE, Range
 from .roles import Roles
 from .schedule import Decay, Schedule, StepRanges
 from .strategy import Strategy, Table
-from .text import read_text
+from .text import read_document
 
 __all__ = [
     "DENSE",
@@ -25,6 +25,6 @@ __all__ = [
     "Table",
     "decide",
     "document_of",
-    "read_text",
+    "read_document",
     "strategy_from",
 ]

@@ -50,7 +50,7 @@ def strategy_from(document: Any) -> Strategy:
         min_rows=integer(found.get("min_rows", 0), "min_rows"),
         roles=Roles(**{name: text(value, f"roles.{name}") for name, value in roles.items()}),
         token_order=one_of(found.get("token_order", "raster"), "token_order", ("raster", "serpentine")),  # type: ignore[arg-type]
-        status=text(found.get("status", NOT_QUALIFIED), "status")[:200],
+        status=text(found.get("status", NOT_QUALIFIED), "status"),
     )
 
 

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 64 * 1024
 
 
-def read_text(text: str, *, name: str) -> Any:
-    """The values of the document `name` (its suffix tells the format). Raises ValueError that names the file."""
-    if len(text.encode()) > MOST_BYTES:
-        raise ValueError(f"{name} has more than {MOST_BYTES} bytes; a strategy is a short document")
+def read_document(file: Path) -> Any:
+    """The values in `file`, whose suffix tells the format. Raises ValueError that names the file."""
+    with file.open("rb") as stream:
+        content = stream.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"{file} has more than {MOST_BYTES} bytes; a strategy is a short document")
     try:
-        return _yaml(text) if name.endswith((".yaml", ".yml")) else _json(text)
+        return (_yaml if file.suffix in (".yaml", ".yml") else _json)(content.decode())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name} is not a strategy document: {error or 'it is nested too deeply'}") from error
+        raise ValueError(f"{file} is not a strategy document: {error}") from error
 
 
 def read_value(text: str) -> Any:
@@ -60,16 +63,14 @@ def _yaml(text: str) -> Any:
                 raise ValueError("aliases (*name) are not read; write the value out")
             return super().compose_node(parent, index)
 
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            return _unique([(self.construct_object(key, deep=True), self._value(value)) for key, value in node.value])
+        def construct_object_of_text_keys(self, node: Any) -> dict[str, Any]:
+            pairs = [tuple(self.construct_object(part, deep=True) for part in pair) for pair in node.value]
+            for key, _ in pairs:
+                if not isinstance(key, str):
+                    raise ValueError(f"the key {key!r} is not text; put it in quotes")
+            return _unique(pairs)
 
-        def construct_yaml_map(self, node: Any) -> Any:
-            yield self.construct_mapping(node, deep=True)
-
-        def _value(self, node: Any) -> Any:
-            return self.construct_object(node, deep=True)
-
-    Loader.add_constructor("tag:yaml.org,2002:map", Loader.construct_yaml_map)
+    Loader.add_constructor("tag:yaml.org,2002:map", Loader.construct_object_of_text_keys)
     try:
         return yaml.load(text, Loader)  # a SafeLoader: plain values only
     except yaml.YAMLError as error:

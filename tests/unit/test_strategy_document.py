@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 
 import pytest
 
 from models.recipes import FOLDER, policy_of, recipe_names
 from parallel_attn import UnsupportedError
 from parallel_attn.selection import HeadTopK, TopP
-from parallel_attn.strategy import document_of, read_text, strategy_from
+from parallel_attn.strategy import document_of, read_document, strategy_from
 
 DOCUMENT = {
     "version": 1,
@@ -125,15 +126,20 @@ TEXTS = [
     ("a: &x [1]\nb: *x", "a.yaml", "aliases"),
     ("a: !!python/object/apply:os.getcwd []", "a.yml", "could not determine a constructor"),
     ("a: [", "a.yml", "while parsing"),
+    ("? [1]\n: 2", "a.yml", r"the key \[1\] is not text"),
+    ("7: sparse", "a.yml", "the key 7 is not text; put it in quotes"),
+    ("[" * 3000, "a.yml", "is not a strategy document"),
+    ("\udcff", "a.json", "a.json is not a strategy document: 'utf-8' codec"),
 ]
 
 
-@pytest.mark.parametrize(("text", "name", "words"), TEXTS, ids=[text[:20] for text, _, _ in TEXTS])
-def test_texts_that_are_not_read(text, name, words):
+@pytest.mark.parametrize(("text", "name", "words"), TEXTS, ids=range(len(TEXTS)))
+def test_texts_that_are_not_read(tmp_path, text, name, words):
     if not name.endswith("json"):
         pytest.importorskip("yaml")
+    (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=words):
-        read_text(text, name=name)
+        read_document(tmp_path / name)
 
 
 def test_yaml_reads_as_json_does(tmp_path):
@@ -143,10 +149,11 @@ def test_yaml_reads_as_json_does(tmp_path):
     assert policy_of(None, recipe=tmp_path / "a.yaml") == policy_of(None, recipe=tmp_path / "a.json")
 
 
-def test_yaml_without_its_package_is_one_sentence(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "yaml", None)
+def test_yaml_without_its_package_is_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    (tmp_path / "a.yaml").write_text("version: 1")
     with pytest.raises(ValueError, match="needs the package pyyaml, which is not installed; write it as JSON"):
-        read_text("version: 1", name="a.yaml")
+        read_document(tmp_path / "a.yaml")
 
 
 @pytest.mark.parametrize("name", recipe_names())

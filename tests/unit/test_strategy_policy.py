@@ -92,7 +92,8 @@ def test_what_cannot_be_meant(folder):
 
 def test_a_pipeline_brings_its_checkpoints_strategy(tmp_path):
     folder = write_cosmos3_tiny(tmp_path / "checkpoint")
-    (folder / CHECKPOINT_FILE).write_text(json.dumps({**DOCUMENT, "layouts": {"middle": {"1-2": "sparse"}}}))
+    document = {**DOCUMENT, "layouts": {"middle": {"1-2": "sparse"}}, "token_order": "raster"}
+    (folder / CHECKPOINT_FILE).write_text(json.dumps(document))
     pipe = type(pipeline()).from_pretrained(folder)
     for asked, want in ((None, True), ("off", False), ("dense", False), ("cosmos3-sparse", True)):
         handle = parallelize(pipe, strategy=asked)
