@@ -122,6 +122,6 @@ class Methods:
 
 
 def _kinds(table: Table) -> tuple[BlockSparse | None, ...]:
-    """One method for each geometry, with and without dense prefix rows, and None where the table has dense cells."""
+    """One method for each kind of call a backend may refuse, and None where the table has dense cells."""
     methods = (table.presets.get(name) for name in sorted({name for row in table.rows for name in row}))
-    return tuple({m and (m.geometry, m.dense_prefix_queries): m for m in methods}.values())
+    return tuple({m and (m.geometry, m.dense_prefix_queries, m.weighted_heads): m for m in methods}.values())

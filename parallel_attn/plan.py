@@ -173,6 +173,7 @@ class AttentionPlan:
         if rows:
             dense = pick_dense(self.config.dense_backend, DenseCall(**sizes, query_rows=rows, key_rows=span.keys))
         if method is not None and rows < span.queries:
+            method.check_heads(q.shape[2])
             call = SparseCall(**sizes, query_rows=span.queries - rows, key_rows=span.keys, geometry=method.geometry)
             sparse = pick_sparse(self.config.sparse_backend, call)
         return rows, dense, sparse

@@ -28,3 +28,17 @@ class BlockSparse:
         # As the decimals print: 1 - 0.55 in floats is not 0.45, and would keep one block more of a hundred.
         budget = replace(selector.budget, sparsity=float(1 - Fraction(repr(share))))
         return replace(self, selector=replace(selector, budget=budget))
+
+    @property
+    def weighted_heads(self) -> int | None:
+        """Query heads that a budget by head has weights for; None for a budget that is the same for all."""
+        budget = getattr(self.selector, "budget", None)
+        return len(budget.weights) if isinstance(budget, HeadTopK) else None
+
+    def check_heads(self, query_heads: int) -> None:
+        """Raise ValueError for a budget by head that is not for a model of so many query heads."""
+        if self.weighted_heads not in (None, query_heads):
+            raise ValueError(
+                f"a per-head budget has {self.weighted_heads} weights, the model has {query_heads} query heads; "
+                "give one weight per head"
+            )

@@ -11,6 +11,7 @@ from diffusers import UniPCMultistepScheduler
 from models import parallelize
 from parallel_attn import AttentionConfig, UnsupportedError
 from parallel_attn.backends import DENSE_BACKENDS
+from parallel_attn.selection import HeadTopK
 from parallel_attn.strategy import Decay
 from tests.cosmos3_inputs import forward_arguments, generate, pipeline, tiny_transformer
 from tests.parity.test_sparse_parity import masked
@@ -173,6 +174,18 @@ def test_what_a_later_step_cannot_run_is_refused_in_the_first():
     )
     generate(pipe, **SIZE)  # below the least rows nothing sparse is reachable
     assert handle.report()["dispatch"] == expected("dense", dense=DENSE)
+
+
+def test_weights_for_other_heads_are_refused_in_the_first_step():
+    for count, fits in ((7, False), (8, True), (9, False)):
+        pipe, selector = pipeline(), SubBlock(budget=HeadTopK(sparsity=0.6, weights=(1.0,) * count), cell_rows=4)
+        handle = parallelize(pipe, strategy=strategy("switch", selector=selector))
+        if fits:
+            generate(pipe, **SIZE)
+            continue
+        with pytest.raises(ValueError, match=f"has {count} weights, the model has 8 query heads"):
+            generate(pipe, **SIZE)
+        assert not handle.loop.plan.record.calls
 
 
 def test_another_scheduler_in_the_pipeline_raises():

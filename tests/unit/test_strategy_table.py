@@ -157,3 +157,22 @@ def test_a_start_that_fails_leaves_no_request_running():
     with pytest.raises(ValueError, match="1 shares and the request 2 steps"):
         clock.start(2)
     assert clock.step is None
+
+
+def test_every_kind_of_call_of_a_request_is_reachable():
+    clock, sizes = StepClock(), ((16, 8), (32, 8))
+    geometries = [BlockGeometry(query_rows=q, key_rows=k) for q, k in sizes]
+    budgets = (TopK(sparsity=0.5), HeadTopK(sparsity=0.5, weights=(1.0,)))
+    presets = {
+        f"p{i}{j}": BlockSparse(selector=SubBlock(budget=budget), geometry=geometry)
+        for i, geometry in enumerate(geometries)
+        for j, budget in enumerate(budgets)
+    }
+    layouts = {name: Layout(ranges={Range(0, None): name}) for name in presets}
+    schedule = StepRanges(ranges={Range(step, step + 1): name for step, name in enumerate(presets)})
+    methods = Methods(Strategy(presets=presets, layouts=layouts, schedule=schedule, min_rows=8), layers=1, clock=clock)
+    clock.start(4)
+    assert set(map(repr, methods.reachable(Request(rows=8)))) == set(map(repr, presets.values()))
+    assert methods.reachable(Request(rows=7)) == (None,)
+    clock.start(5)
+    assert None in methods.reachable(Request(rows=8))
