@@ -56,7 +56,7 @@ def test_sparsity_zero_is_dense(backend, blocks, request_):
     batch = 2 if request_.valid_rows else 1
     dense = call(AttentionPlan(config=AttentionConfig(dense_backend="sdpa-cudnn")), request_, batch=batch).float()
     config = AttentionConfig(sparse_backend=backend)
-    plan = AttentionPlan(config=config, sparse=method(blocks, 0.0))
+    plan = AttentionPlan(config=config, strategy=method(blocks, 0.0))
     sparse = call(plan, request_, batch=batch).float()
     assert (sparse - dense).norm() / dense.norm() <= RELATIVE_L2
     assert {path for _, _, path in plan.record.calls} == {f"{backend}-sparse {blocks[0]}x{blocks[1]}"}
@@ -66,7 +66,7 @@ def test_sparsity_zero_is_dense(backend, blocks, request_):
 @pytest.mark.parametrize(("backend", "blocks"), [("fa4", (128, 128)), ("cudnn", (64, 64)), ("flex", (64, 64))])
 def test_the_operator_passes_opcheck_and_compiles_whole(backend, blocks):
     installed(backend)
-    plan = AttentionPlan(config=AttentionConfig(sparse_backend=backend), sparse=method(blocks, 0.75))
+    plan = AttentionPlan(config=AttentionConfig(sparse_backend=backend), strategy=method(blocks, 0.75))
     attention = ParallelAttention(plan, layer=3)
     q, k, v = draw(2048, 16), draw(2048, 4), draw(2048, 4)
     plan.begin(Request(rows=2048))
@@ -103,7 +103,7 @@ def test_memory_of_a_long_sparse_call_is_small():
     rows, heads = 131_072, 16
     q, k, v = draw(rows, heads), draw(rows, heads), draw(rows, heads)
     config = AttentionConfig(sparse_backend="cudnn")
-    attention = ParallelAttention(AttentionPlan(config=config, sparse=method((64, 64), 0.75)))
+    attention = ParallelAttention(AttentionPlan(config=config, strategy=method((64, 64), 0.75)))
     attention(q, k, v, request=Request(rows=rows))
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()

@@ -94,7 +94,7 @@ def test_a_sparse_call_passes_opcheck_and_compiles_whole():
     method = BlockSparse(
         selector=SubBlock(budget=TopK(sparsity=0.5)), geometry=BlockGeometry(query_rows=16, key_rows=16)
     )
-    plan = AttentionPlan(sparse=method)
+    plan = AttentionPlan(strategy=method)
     attention = ParallelAttention(plan)
     q, k, v = (torch.randn(1, 90, heads, 16) for heads in (4, 2, 2))
     plan.begin(Request(rows=90))
