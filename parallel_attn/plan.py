@@ -62,6 +62,7 @@ class AttentionPlan:
         self.methods = Methods(Strategy.of(strategy), layers=layers, clock=self.clock)
         self.request: Request | None = None
         self.kept_prefix: KeptPrefix | None = None
+        self._jobs: dict[tuple, list[Job]] = {}
         self.id = register_plan(self)
         self._number = 0 if self.liveness is None else self.liveness.number_plan()
 
@@ -71,6 +72,7 @@ class AttentionPlan:
         `about`: further values the ranks must share. Raises the same `AgreementError` on every rank.
         """
         self.request, self.kept_prefix = request, kept_prefix
+        self._jobs.clear()
         try:
             self.methods.check_step()
         except Exception as error:
@@ -91,6 +93,7 @@ class AttentionPlan:
     ) -> None:
         """`begin` for a single attention call: what is wrong on this rank is voted on, then raised."""
         self.request = request
+        self._jobs.clear()
         try:
             require(map(refuse, refused))
             require_no_grad(q, k, v, *(prefix or ()))
@@ -104,6 +107,7 @@ class AttentionPlan:
     def end(self) -> None:
         """The request's forward is over: nothing of it stays."""
         self.request = self.kept_prefix = None
+        self._jobs.clear()
 
     def fail(self, error: BaseException) -> None:
         """This rank raised: tell the others before it leaves the collective order."""
@@ -143,7 +147,24 @@ class AttentionPlan:
         v: Tensor,
         prefix: tuple[Tensor, Tensor] | None,
     ) -> list[Job]:
-        """Raise for everything wrong with this rank's call; else what will run on which rows."""
+        """Raise for everything wrong with this rank's call; else what will run on which rows.
+
+        Looked up where an earlier layer of the request had the same method and tensors of the same kind.
+        """
+        kind = (method and id(method), self._prefix_is_kept(), *map(_kind, (q, k, v, *(prefix or ()))))
+        if kind not in self._jobs:
+            self._jobs[kind] = self._new_jobs(request, method, q, k, v, prefix)
+        return self._jobs[kind]
+
+    def _new_jobs(
+        self,
+        request: Request,
+        method: BlockSparse | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        prefix: tuple[Tensor, Tensor] | None,
+    ) -> list[Job]:
         check_shards(request, q, k, v, degree=self.axis.degree, rank=self.axis.rank)
         if prefix is not None or not self._prefix_is_kept():
             check_prefix(request, q, prefix)
@@ -236,3 +257,8 @@ class AttentionPlan:
         if self.request is None:
             raise ValueError("no request is running: pass request=Request(rows=...) to the call")
         return self.request
+
+
+def _kind(x: Tensor) -> tuple:
+    """All that a check of a tensor looks at."""
+    return x.shape, x.dtype, x.device, x.layout

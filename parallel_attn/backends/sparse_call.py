@@ -52,12 +52,11 @@ class SparseCall:
         tensors and the selection do not belong together, or a last stride is not 1.
         """
         given = {"q": q, "k": k, "v": v}
-        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
         if any(x.dim() != 4 for x in given.values()):
-            raise ValueError(f"q, k and v must be [batch, rows, heads, head_dim], got {shapes}")
+            raise ValueError(f"q, k and v must be [batch, rows, heads, head_dim], got {_shapes(given)}")
         same = k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
         if not same or q.shape[2] % k.shape[2]:
-            raise ValueError(f"shapes do not belong together: {shapes}")
+            raise ValueError(f"shapes do not belong together: {_shapes(given)}")
         for name, x in given.items():
             if x.dtype != q.dtype or x.device != q.device:
                 raise ValueError(f"{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}")
@@ -66,7 +65,7 @@ class SparseCall:
         if lists != (q.shape[0], q.shape[2], q.shape[1], k.shape[1]) or selection.indices.device != q.device:
             raise ValueError(
                 f"the selection is for batch {lists[0]}, {lists[1]} query heads, {lists[2]} sparse query rows and "
-                f"{lists[3]} key rows on {selection.indices.device}, got {shapes} on {q.device}"
+                f"{lists[3]} key rows on {selection.indices.device}, got {_shapes(given)} on {q.device}"
             )
         return cls(
             device=q.device,
@@ -137,3 +136,7 @@ def admit(backend: Judge, call: SparseCall) -> None:
 def _require_last_stride(name: str, x: Tensor) -> None:
     if x.shape[-1] > 1 and x.stride(-1) != 1:
         raise ValueError(f"the last stride of {name} must be 1, got strides {x.stride()}")
+
+
+def _shapes(given: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
