@@ -47,8 +47,8 @@ def parallelize(
     spec = PLANS[type(transformer).__name__]
     layers = len(spec.attention_modules(transformer))
     plan = AttentionPlan(mesh=mesh, config=attention, strategy=_strategy(strategy, pipeline), layers=layers)
-    if (order := plan.methods.strategy.token_order) != "raster":
-        require([refuse("not-built", flag=f"token_order {order}", instead="token_order raster")])
+    if (order := plan.methods.strategy.token_order) not in spec.token_orders:
+        require([refuse("token-order", order=order, model=spec.name, known=" and ".join(spec.token_orders))])
     loop = Loop(plan, transformer, pipeline)
     seams = spec.seams(loop, keep_text)
 

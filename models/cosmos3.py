@@ -20,6 +20,7 @@ from parallel_attn.exchange import gather_rows
 from .loop import Loop
 from .plan import Heads, ModelPlan
 from .text import KeptText, TextReuse
+from .token_order import TokenOrder
 
 RotaryTables = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -90,6 +91,8 @@ class Cosmos3Seams:
         self.plan = loop.plan
         self.texts = TextReuse(loop, keep_text)
         self._layers = loop.transformer.layers
+        self._order = TokenOrder(loop.plan)
+        self._grids: list[tuple[int, int, int]] = []
         self._text: KeptText | None = None
         self._rows = 0
 
@@ -106,6 +109,7 @@ class Cosmos3Seams:
     def begin(self, arguments: Mapping[str, Any]) -> None:
         """See `Seams.begin`."""
         self._text = self.texts.begin(arguments)
+        self._grids = [tuple(grid) for grid in arguments["vision_token_shapes"]]
 
     def shard(self, und: Tensor, gen: Tensor, rotary: RotaryTables) -> tuple[Tensor, Tensor, RotaryTables]:
         """This rank's generation rows, and the text rows unless they are kept.
@@ -117,12 +121,16 @@ class Cosmos3Seams:
         self._rows, text_rows = gen.shape[0], und.shape[0]
         prefix = KVPrefix(rows=text_rows, kind="replicated") if text_rows else None
         kept = None if self._text is None else self._text.prefix
-        rows = self.plan.begin(Request(rows=self._rows, prefix=prefix), kept_prefix=kept, dtype=str(gen.dtype))
+        rows = self.plan.begin(
+            Request(rows=self._rows, prefix=prefix), kept_prefix=kept, dtype=str(gen.dtype), grids=str(self._grids)
+        )
         if kept is not None and kept.complete:
             und, cos_und, sin_und = (x.new_empty(0, *x.shape[1:]) for x in (und, cos_und, sin_und))
         else:
             und, cos_und, sin_und = (x.clone() for x in (und, cos_und, sin_und))
-        gen, cos_gen, sin_gen = (x[rows].clone() for x in (gen, cos_gen, sin_gen))
+        # The video rows come first, then sound and action, which stay where they are.
+        self._order.begin(self._grids, rows=self._rows, device=gen.device)
+        gen, cos_gen, sin_gen = (self._order.enter(x, rows) for x in (gen, cos_gen, sin_gen))
         if self._layers[0]._compiled_call_impl is not None:
             # Equal sizes share a symbol in a first trace (text rows as many as generation rows, or as channels), and
             # the next request would recompile; a dim marked dynamic gets a symbol of its own.
@@ -132,7 +140,7 @@ class Cosmos3Seams:
 
     def gather(self, und: Tensor, gen: Tensor) -> tuple[Tensor, Tensor]:
         """All generation rows on every rank, and the text rows as the stack's first forward left them."""
-        gen = gather_rows(gen, rows=self._rows, axis=self.plan.axis)
+        gen = self._order.leave(gather_rows(gen, rows=self._rows, axis=self.plan.axis))
         text = self._text
         if text is not None and text.prefix.complete:
             assert text.stack_output is not None
@@ -177,6 +185,7 @@ COSMOS3 = ModelPlan(
     attention="self_attn",
     heads=_heads,
     rows=_rows,
+    token_orders=("raster", "serpentine"),
     processor=Cosmos3Processor,
     seams=Cosmos3Seams,
 )

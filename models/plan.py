@@ -66,6 +66,8 @@ class ModelPlan:
     """Head counts from the transformer's config."""
     rows: Callable[[Mapping[str, Any], int, int, int], int]
     """Sharded rows of a request: (transformer config, latent frames, latent height, latent width)."""
+    token_orders: tuple[str, ...] = ("raster",)
+    """Orders of video tokens its seams know, as a strategy names them."""
     processor: Callable[[ParallelAttention], Any]
     """Makes the attention processor of one layer; always of one class, or compiled layers would not share a graph."""
     seams: Callable[[Loop, bool | None], Seams]

@@ -120,6 +120,11 @@ _TABLE: dict[str, tuple[str, str, str]] = {
         "it decides from rank-local rows which layers to skip, so ranks would exchange in different orders",
         "transformer.disable_cache()",
     ),
+    "token-order": (
+        "token_order {order} with {model}",
+        "its seams do not know the (time, height, width) grid of its tokens; orders they know: {known}",
+        "--attention.override token_order=raster",
+    ),
     "text-reuse-mixed-precision": (
         "keep_text=True with diffusers' per-step mixed precision",
         "the text tower then computes in another precision in some steps, so its kept K/V would differ",

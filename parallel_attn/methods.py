@@ -66,7 +66,8 @@ class Methods:
             row = (DENSE,)
         runs = [f"{name} x{len(list(run))}" for name, run in itertools.groupby(row)]
         presets = {name: table.presets[name] for name in sorted(set(row) - {DENSE})}
-        return {"method": ", ".join(runs), "presets": repr(presets)}
+        order = self.strategy.token_order
+        return {"method": ", ".join(runs), "presets": repr(presets), "token order": order}
 
     def planned(self) -> Table:
         """Steps x layers of the last clocked request, dense in the steps whose forwards were below `min_rows`."""

@@ -249,11 +249,6 @@ def test_a_loop_of_ones_own_that_fails_ends_its_request():
     assert clock.step is None
 
 
-def test_an_order_of_tokens_that_no_model_knows_is_refused():
-    with pytest.raises(UnsupportedError, match=r"token_order serpentine.*not built"):
-        parallelize(tiny_transformer(), strategy=strategy("sparse", token_order="serpentine"))
-
-
 def test_an_interrupted_pipeline_call_ends_its_request():
     pipe = pipeline()
     handle = parallelize(pipe, strategy=strategy("switch"))
