@@ -107,7 +107,7 @@ def main() -> dict[str, Any]:
         _show(found, f"{options.geometry} on {hardware}: {shape}")
         rows += [row | {"query_rows": shape.query_rows} for row in found]
     call = {name: getattr(shapes[0], name) for name in Shape.__slots__} | {"name": options.geometry}
-    return {"hardware": hardware, "versions": _versions(), "geometry": call, "rows": rows}
+    return {"hardware": hardware, "versions": versions(), "geometry": call, "rows": rows}
 
 
 @torch.no_grad()
@@ -149,7 +149,8 @@ def _show(rows: list[dict[str, Any]], title: str) -> None:
     Console(file=sys.stderr, width=140).print(table)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions of the packages that figures depend on, those that are installed."""
     found = {}
     for name in PACKAGES:
         try:

@@ -1,0 +1,89 @@
+"""Random-weight transformers at a released width, and the arguments of one forward of their usual request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import Cosmos3OmniTransformer
+from torch import nn
+
+from models.tiny import COSMOS3_TINY
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCase:
+    """One model to time."""
+
+    layers: int
+    """Layers of the released model."""
+    steps: int
+    """Denoising iterations of its usual request."""
+    recipes: tuple[str, ...]
+    """Recipes to time."""
+    build: Callable[[int, bool], nn.Module]
+    """From the number of layers; at a tiny width where asked."""
+    arguments: Callable[[nn.Module, bool], dict[str, Any]]
+    """Of one forward; a tiny request where asked."""
+
+
+def build(case: ModelCase, *, layers: int, tiny: bool, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """A transformer of `layers` layers with the same random weights in every call, made on the device itself."""
+    torch.manual_seed(0)
+    with _default_dtype(dtype), device:
+        return case.build(layers, tiny).eval().requires_grad_(False)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _cosmos3(layers: int, tiny: bool) -> nn.Module:
+    return Cosmos3OmniTransformer(num_hidden_layers=layers, **(COSMOS3_TINY if tiny else {}))
+
+
+def _cosmos3_arguments(transformer: nn.Module, tiny: bool) -> dict[str, Any]:
+    """One video of 189 frames at 1280x720 (44,160 rows) behind 512 tokens of text."""
+    text, (frames, height, width) = (16, (3, 4, 4)) if tiny else (512, (48, 23, 40))
+    device, dtype = transformer.device, transformer.dtype
+    config, rows = transformer.config, frames * height * width
+    patch, channels = config["latent_patch_size"], config["latent_channel"]
+    video = torch.arange(text, text + rows, device=device)
+    grid = torch.cartesian_prod(*(torch.arange(n, dtype=torch.float32) for n in (frames, height, width))).T
+    grid[0] += text + 15_000
+    text_positions = torch.arange(text, dtype=torch.float32).expand(3, text)
+    latents = torch.randn(1, channels, frames, height * patch, width * patch, device=device, dtype=dtype)
+    return dict(
+        input_ids=torch.arange(text, device=device) % config["vocab_size"],
+        text_indexes=torch.arange(text, device=device),
+        position_ids=torch.cat([text_positions, grid], dim=1).to(device),
+        und_len=text,
+        sequence_length=text + rows,
+        vision_tokens=[latents],
+        vision_token_shapes=[(frames, height, width)],
+        vision_sequence_indexes=video,
+        vision_mse_loss_indexes=video,
+        vision_timesteps=torch.full((rows,), 700.0, device=device),
+        vision_noisy_frame_indexes=[torch.arange(frames, device=device)],
+    )
+
+
+CASES: dict[str, ModelCase] = {
+    "cosmos3-nano": ModelCase(
+        layers=36,
+        steps=35,
+        recipes=("cosmos3-mixed-128x128", "cosmos3-sparse-128x128"),
+        build=_cosmos3,
+        arguments=_cosmos3_arguments,
+    ),
+}
+"""By the name `--model` takes."""
