@@ -8,12 +8,12 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OffloadConfig:
-    """Where parameters rest between uses; this version keeps them on the compute device (mode none)."""
+    """Where parameters rest between uses."""
 
     mode: Literal["none", "model", "layerwise", "distributed"] = "none"
-    """none: parameters stay on the device."""
+    """none: on the device. model: components take turns on it. layerwise: repeated blocks stream to it."""
     resident_blocks: int | None = None
-    """Blocks that stay on the device in layerwise mode."""
+    """Blocks that stay on the device in layerwise mode, spread evenly; 0 when left out."""
     gpu_budget_gib: float | None = None
     """Device memory for weights in layerwise mode, in GiB, instead of resident_blocks."""
 
@@ -22,3 +22,10 @@ class OffloadConfig:
             raise ValueError(f"offload.resident-blocks must not be negative, got {self.resident_blocks}")
         if self.gpu_budget_gib is not None and not self.gpu_budget_gib > 0:
             raise ValueError(f"offload.gpu-budget-gib must be above 0, got {self.gpu_budget_gib}")
+        given = {"resident-blocks": self.resident_blocks, "gpu-budget-gib": self.gpu_budget_gib}
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) == 2:
+            raise ValueError(f"offload.resident-blocks and offload.gpu-budget-gib exclude each other, got {given}")
+        if given and self.mode not in ("layerwise", "distributed"):
+            (name,) = given
+            raise ValueError(f"offload.{name} needs offload.mode layerwise, got offload.mode {self.mode}")
