@@ -178,6 +178,18 @@ def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> in
     return frames * -(-height // patch) * -(-width // patch)
 
 
+_GENERATION = ("_moe_gen", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out", "norm_added_q", "norm_added_k")
+
+
+def _tower(parameter: str) -> str:
+    return "generation" if any(mark in parameter for mark in _GENERATION) else "text"
+
+
+def _towers_read(und_seq: Tensor, gen_seq: Tensor, rotary_emb: RotaryTables) -> tuple[str, ...]:
+    """Without text rows the text tower computes nothing: its parameters lend their shapes alone."""
+    return ("generation", "text") if und_seq.shape[0] else ("generation",)
+
+
 COSMOS3 = ModelPlan(
     name="cosmos3",
     transformer="Cosmos3OmniTransformer",
@@ -188,4 +200,6 @@ COSMOS3 = ModelPlan(
     token_orders=("raster", "serpentine"),
     processor=Cosmos3Processor,
     seams=Cosmos3Seams,
+    weight_group=_tower,
+    needed_groups=_towers_read,
 )

@@ -5,7 +5,7 @@ Adding a model is one file with a `ModelPlan`, registered in `PLANS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -72,6 +72,10 @@ class ModelPlan:
     """Makes the attention processor of one layer; always of one class, or compiled layers would not share a graph."""
     seams: Callable[[Loop, bool | None], Seams]
     """Makes the seams from the loop and the user's `keep_text`."""
+    weight_group: Callable[[str], str] = lambda name: "all"
+    """The group of a layer's parameter, by its name in the layer; under layerwise offload groups stream apart."""
+    needed_groups: Callable[..., Collection[str]] | None = None
+    """The groups a layer call reads, by its arguments; None: all."""
 
     def attention_modules(self, transformer: nn.Module) -> list[nn.Module]:
         """The attention module of every layer, in order."""

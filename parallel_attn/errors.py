@@ -70,6 +70,11 @@ _TABLE: dict[str, tuple[str, str, str]] = {
         "its weight broadcasts would interleave with the attention exchanges",
         "--offload.mode layerwise",
     ),
+    "offload": (
+        "CPU offload of a {transformer}",
+        "{reason}",
+        "--offload.mode none, or remove what is in the way",
+    ),
     "kv-dtype": (
         "--attention.kv-dtype {value}",
         "quantized K/V changes the result; selection and kernels here are qualified for the model's own dtype only",
