@@ -7,7 +7,7 @@ models whose sizes are known without a checkpoint (models/shapes.py). Tables go 
 a JSON document: model, refused (list of code, what, why, instead), legal_degrees, rows, schedule (steps x layers
 preset names), strategy (field -> value and source), bytes (method -> degree -> bytes per attention call, sent by the
 rank that sends most, or resident), memory (degree -> weight files and buffers of a call), seconds (degree -> exchange
-of a call), copy_passes.
+of a call), copy_passes, offload (bytes by place, seconds of copies; null without).
 The exit code is 2 when something is refused.
 """
 
@@ -39,6 +39,7 @@ from parallel_attn.traffic import (
 )
 
 from . import launch
+from .explain_offload import explain_offload
 from .explain_schedule import draw, resolve, schedule_table, source_table
 from .settings import Settings
 
@@ -58,6 +59,8 @@ class ExplainSettings(Settings):
     """Bandwidth between ranks in one direction, GB/s (10^9 bytes); the default is NVLink of one Hopper GPU."""
     picture: Path | None = None
     """Draw the attention method of every step and layer into this file (.png)."""
+    h2d_gb_per_s: float = 53.0
+    """Bandwidth from the host to a GPU, GB/s (10^9 bytes); the default is an H200 on PCIe 5."""
 
 
 def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
@@ -115,6 +118,7 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
         "memory": {d: {"weights": weights, "exchange_buffers": cost.buffers} for d, cost in costs.items()},
         "seconds": {d: {"exchange": cost.seconds} for d, cost in costs.items()},
         "copy_passes": COPY_PASSES,
+        "offload": explain_offload(settings, h2d_gb_per_s=settings.h2d_gb_per_s, console=console),
     }
     return document, 2 if refused else 0
 

@@ -6,7 +6,7 @@
 The real diffusers pipeline and scheduler run the loop; this script only parallelizes its transformer. Every rank
 denoises, rank 0 decodes and writes. The last line of stdout is a JSON document: model, output, latents_sha256,
 world_size, degree, steps, seconds_per_step, peak_bytes, dispatch and kept (paths and shares of KV blocks kept, steps x
-layers), differences (from the strategy), backends, text_forwards_reused.
+layers), differences (from the strategy), backends, text_forwards_reused, offload (what was copied; null without).
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from models import Handle, parallelize
 from models.builtin import checkpoint_folder
 from models.checkpoint import read_transformer_config
+from models.offloading import offload_pipeline
 from models.shapes import shape_of_checkpoint
+from offload import LayerwiseOffload, ModelOffload
 from parallel_attn import Strategy, init_ulysses_mesh
 from parallel_attn.errors import refuse, require
 
@@ -57,12 +59,13 @@ def main(settings: Settings) -> dict[str, Any]:
             mesh = init_ulysses_mesh(degree, device_type=settings.device, stall_timeout=limit) if degree > 1 else None
             pipeline = load(folder, settings)
             handle = apply(pipeline, mesh, settings, strategy)
+            offload = offload_weights(pipeline, handle, settings)
             with tracing(settings.trace, handle.attention_modules):
                 frames, latents, seconds = denoise(pipeline, settings)
             digest = agreed_digest(latents)
             if launch.rank() == 0:
                 write(frames, settings)
-            return document(settings, handle, digest, seconds)
+            return document(settings, handle, digest, seconds) | {"offload": offload and offload.report()}
 
 
 def load(folder: Path, settings: Settings) -> Any:
@@ -78,7 +81,7 @@ def load(folder: Path, settings: Settings) -> Any:
             instead = "leave the flag out; this VAE decodes whole clips"
             require([refuse("not-built", flag=f"--vae-tiling with {type(pipeline.vae).__name__}", instead=instead)])
         pipeline.vae.enable_tiling()
-    return pipeline.to(settings.device)
+    return pipeline if settings.offload.mode != "none" else pipeline.to(settings.device)
 
 
 def apply(pipeline: Any, mesh: DeviceMesh | None, settings: Settings, strategy: Strategy) -> Handle:
@@ -89,6 +92,18 @@ def apply(pipeline: Any, mesh: DeviceMesh | None, settings: Settings, strategy: 
     elif settings.compile == "full":
         pipeline.transformer.compile(dynamic=True)
     return handle
+
+
+def offload_weights(pipeline: Any, handle: Handle, settings: Settings) -> ModelOffload | LayerwiseOffload | None:
+    """Weights go to the host, on every rank or on none."""
+    liveness = handle.loop.plan.liveness
+    return offload_pipeline(
+        pipeline,
+        settings.offload,
+        device=settings.device,
+        local_ranks=launch.local_ranks(),
+        agree=None if liveness is None else liveness.vote,
+    )
 
 
 def denoise(pipeline: Any, settings: Settings) -> tuple[list[Image.Image], torch.Tensor, list[float]]:

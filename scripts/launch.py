@@ -31,6 +31,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def local_ranks() -> int:
+    """Ranks of this launch on this host: torchrun's, or 1."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def rank() -> int:
     """This process among them."""
     return int(os.environ.get("RANK", "0"))

@@ -110,9 +110,6 @@ class Settings:
             found.append(refuse("full-compile"))
         if self.offload.mode == "distributed":
             found.append(refuse("distributed-offload"))
-        elif self.offload.mode != "none":
-            flag = f"--offload.mode {self.offload.mode}"
-            found.append(refuse("not-built", flag=flag, instead="--offload.mode none"))
         if self.safety_checker and importlib.util.find_spec("cosmos_guardrail") is None:
             found.append(refuse("safety-checker"))
         return found
