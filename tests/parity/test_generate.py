@@ -95,7 +95,6 @@ REFUSED = [
     (["--parallel.ring", "2"], ["ring"]),
     (["--parallel.ulysses", "2"], ["world-size"]),
     (["--parallel.ulysses", "4"], ["world-size", "head-count"]),
-    (["--offload.mode", "layerwise"], ["not-built"]),
     (["--offload.mode", "distributed", "--compile", "full"], ["full-compile", "distributed-offload"]),
     (["--safety-checker", "--attention.kv-dtype", "fp8"], ["kv-dtype", "safety-checker"]),
 ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from offload import OffloadConfig
 from parallel_attn import ParallelConfig, UnsupportedError
 from scripts.explain import ExplainSettings, main
 from scripts.explain_schedule import draw
@@ -84,6 +85,27 @@ def test_a_checkpoint_and_its_own_request():
     assert document["legal_degrees"] == [1, 2]
     assert document["rows"] == 3 * 2 * 2
     assert document["schedule"] == [["dense"] * 3] * 2
+
+
+def test_offload_is_counted_from_the_config_alone():
+    offload = OffloadConfig(mode="layerwise", resident_blocks=4)
+    document, code = main(ExplainSettings(model="cosmos3-nano", dtype="bfloat16", offload=offload, h2d_gb_per_s=50.0))
+    assert code == 0
+    block = 385_892_864 * 2  # bytes of a layer's parameters; every tensor is a multiple of 256 of them
+    assert document["offload"]["resident_blocks"] == [4, 13, 22, 31]
+    assert document["offload"]["host_bytes"] == 32 * block
+    assert document["offload"]["slot_bytes"] == 3 * block
+    assert document["offload"]["copy_seconds_per_forward"] == pytest.approx(
+        {"all": 32 * block / 50e9, "text": 16 * block / 50e9, "generation": 16 * block / 50e9}
+    )
+    small = OffloadConfig(mode="layerwise", gpu_budget_gib=1.0)
+    with pytest.raises(ValueError, match=r"gpu-budget-gib 1.00 is too small"):
+        main(ExplainSettings(model="cosmos3-nano", dtype="bfloat16", offload=small))
+    with pytest.raises(ValueError, match="--h2d-gb-per-s must be above 0"):
+        main(ExplainSettings(model="cosmos3-nano", h2d_gb_per_s=0.0))
+    turns, _ = main(ExplainSettings(model="cosmos3-tiny", offload=OffloadConfig(mode="model")))
+    assert turns["offload"]["transformer_bytes"] > 1_000_000
+    assert main(ExplainSettings(model="wan-14b", offload=offload))[0]["offload"] is None
 
 
 def test_flags_that_were_given_replace_the_shape_s_own():
