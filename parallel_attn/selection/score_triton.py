@@ -29,8 +29,12 @@ def _score_blocks(
     q, k, protected, out, first_item, first_row, last_row, heads, kv_heads, q_blocks, k_blocks, q_rows, pitch, scale,
     REDUCE: tl.constexpr, Q_CELL: tl.constexpr, Q_CELLS: tl.constexpr, K_CELLS: tl.constexpr,
     HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, TILE_Q: tl.constexpr, TILE_K: tl.constexpr, LARGEST: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """One tile of block pairs of one head, all pairs of their cells."""
+    """One tile of block pairs of one head, all pairs of their cells; WHOLE: no cell of q is past the end.
+
+    Products are scaled when they are combined: `best` is the largest unscaled one.
+    """
     here = tl.program_id(2).to(tl.int64)
     item = first_item + here
     kv_item = (item // heads) * kv_heads + (item % heads) // (heads // kv_heads)
@@ -52,17 +56,18 @@ def _score_blocks(
             if REDUCE == "mean":
                 total += dots  # a cell past the end is all zeros
             else:
-                dots = tl.where(live, dots * scale, float("-inf"))
+                if not WHOLE:
+                    dots = tl.where(live, dots, float("-inf"))
                 if REDUCE == "lse":
                     # One exp2 serves both terms, since only the smaller shrinks. The first cell of a block always
                     # lives, so `best` is a real score before a dead one comes.
-                    shrunk = tl.exp2(-tl.abs(dots - best))
+                    shrunk = tl.exp2(-tl.abs(dots - best) * scale)
                     total = tl.where(dots > best, total * shrunk + 1.0, total + shrunk)
                 best = tl.maximum(best, dots, propagate_nan=tl.PropagateNan.ALL)
     if REDUCE == "lse":
-        score = best + tl.log2(total)
+        score = best * scale + tl.log2(total)
     elif REDUCE == "max":
-        score = best
+        score = best * scale
     else:
         live_cells = tl.minimum(tl.maximum(tl.cdiv(q_rows - q_block * (Q_CELL * Q_CELLS), Q_CELL), 1), Q_CELLS)
         pairs = tl.broadcast_to((live_cells * K_CELLS)[:, None], (TILE_Q, TILE_K))
@@ -99,6 +104,7 @@ def score_blocks(
         REDUCE=task.reduce, Q_CELL=task.query_cell, Q_CELLS=geometry.query_rows // task.query_cell,
         K_CELLS=geometry.key_rows // task.key_cell, HEAD_DIM=head_dim,
         COLUMNS=max(16, next_power_of_2(head_dim)), TILE_Q=tile_q, TILE_K=tile_k, LARGEST=LARGEST,
+        WHOLE=task.query_rows % geometry.query_rows == 0,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
