@@ -4,7 +4,7 @@
     python -m scripts.bench_offload --device cpu --layers 3 --rows 64 --small-rows 16 --width tiny
 
 Every arm is a model of its own with the same random weights, all in one process, one step of each in turn. Their
-attention is this library's, dense and eager; the text's K/V are kept from the first step on. Arms: resident;
+attention is this library's, eager, dense or by `--recipe`; the text's K/V are kept from the first step on. Arms: resident;
 layerwise; layerwise with `--resident` blocks on the device; diffusers' group offload (block level, one block a group,
 with a stream). A second round at `--small-rows` is bound by the copies: there `law_ms` is what the copied bytes take
 at the measured bandwidth. Last, two components take turns: this library's model-level offload against accelerate's
@@ -64,6 +64,8 @@ class Options:
     """Text rows."""
     resident: int = 4
     """Blocks on the device in the arm that keeps some."""
+    recipe: str = "off"
+    """Attention strategy of every arm: a shipped recipe's name, a file, or off for dense."""
     rounds: int = 3
     """Timed steps of every arm."""
     phase_layers: int = 4
@@ -173,7 +175,7 @@ def make_arm(name: str, machine: Machine, options: Options, undo: ExitStack) -> 
     start = time.perf_counter()
     before, pinned = machine.allocated(), machine.pinned()
     arm = Arm(name, build(machine, options, options.layers))
-    handle = parallelize(arm.transformer)
+    handle = parallelize(arm.transformer, strategy=options.recipe)
     undo.enter_context(handle.denoising(1_000_000))
     if name.startswith("layerwise"):
         config = OffloadConfig(mode="layerwise", resident_blocks=options.resident if "resident" in name else 0)
