@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
@@ -16,23 +16,20 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from . import exchange
 from .agreement import Digest
-from .backends import DenseBackend
-from .backends.call import DenseCall
-from .backends.sparse import SparseBackend, SparseCall
-from .checks import check_prefix, check_shards, require_no_grad
+from .checks import require_no_grad
 from .clock import StepClock
 from .config import AttentionConfig
+from .dispatch import Dispatch
 from .errors import refuse, require
 from .liveness import liveness_of
 from .mesh import ulysses_group
 from .methods import Methods
 from .ops import register_plan
-from .platform import Pick, check_backend_names, pick_dense, pick_sparse
 from .prefix import KeptPrefix
 from .record import ExecutionRecord
 from .request import Request, local_rows
 from .strategy import BlockSparse, Strategy
-from .valid_rows import Job, Span, attend_valid_rows, kept_share, spans_of, write_prefix
+from .valid_rows import attend_valid_rows, kept_share, write_prefix
 
 
 class AttentionPlan:
@@ -52,7 +49,6 @@ class AttentionPlan:
         """
         self.config = config or AttentionConfig()
         require(self.config.refusals())
-        check_backend_names(dense=self.config.dense_backend, sparse=self.config.sparse_backend)
         group = ulysses_group(mesh)
         self.liveness = liveness_of(group) if group is not None and group.size() > 1 else None
         self.axis = exchange.Axis(group, self.liveness)
@@ -60,9 +56,9 @@ class AttentionPlan:
         self.record = ExecutionRecord()
         self.clock.on_start.append(self.record.clear)
         self.methods = Methods(Strategy.of(strategy), layers=layers, clock=self.clock)
+        self.dispatch = Dispatch(self.config, methods=self.methods, axis=self.axis, record=self.record)
         self.request: Request | None = None
         self.kept_prefix: KeptPrefix | None = None
-        self._jobs: dict[tuple, list[Job]] = {}
         self.id = register_plan(self)
         self._number = 0 if self.liveness is None else self.liveness.number_plan()
 
@@ -72,7 +68,7 @@ class AttentionPlan:
         `about`: further values the ranks must share. Raises the same `AgreementError` on every rank.
         """
         self.request, self.kept_prefix = request, kept_prefix
-        self._jobs.clear()
+        self.dispatch.clear()
         try:
             self.methods.check_step()
         except Exception as error:
@@ -93,11 +89,11 @@ class AttentionPlan:
     ) -> None:
         """`begin` for a single attention call: what is wrong on this rank is voted on, then raised."""
         self.request = request
-        self._jobs.clear()
+        self.dispatch.clear()
         try:
             require(map(refuse, refused))
             require_no_grad(q, k, v, *(prefix or ()))
-            self._check(request, self.methods.of(layer, request), q, k, v, prefix)
+            self.dispatch.jobs(request, layer, q, k, v, prefix, prefix_kept=self._prefix_is_kept())
         except Exception as error:
             self._agree(error)
         batch, _, heads, head_dim = q.shape
@@ -107,7 +103,7 @@ class AttentionPlan:
     def end(self) -> None:
         """The request's forward is over: nothing of it stays."""
         self.request = self.kept_prefix = None
-        self._jobs.clear()
+        self.dispatch.clear()
 
     def fail(self, error: BaseException) -> None:
         """This rank raised: tell the others before it leaves the collective order."""
@@ -117,7 +113,7 @@ class AttentionPlan:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
         """One attention call on local shards [B, s, H, D]; returns [B, s, Hq, Dv] contiguous."""
         request = self._require_request()
-        jobs = self._check(request, self.methods.of(layer, request), q, k, v, prefix)
+        jobs = self.dispatch.jobs(request, layer, q, k, v, prefix, prefix_kept=self._prefix_is_kept())
         prefix = self._local_prefix(layer, prefix)
         # Nothing above has communicated, and nothing below refuses.
         with self.liveness.call() if self.liveness else nullcontext():
@@ -133,84 +129,7 @@ class AttentionPlan:
         """Causal attention over rows that every rank holds in full (the text tower): no exchange, any row count."""
         if q.shape[1] == 0:
             return q.new_empty(*q.shape[:3], v.shape[3])
-        call = DenseCall(**self._sizes(q, k, v, slice(None), degree=1), query_rows=q.shape[1], key_rows=k.shape[1])
-        pick = pick_dense(self.config.dense_backend, replace(call, causal=True))
-        self.record.picks[pick.backend.name] = pick.why
-        return pick.backend.attend(q, k, v, causal=True).contiguous()
-
-    def _check(
-        self,
-        request: Request,
-        method: BlockSparse | None,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        prefix: tuple[Tensor, Tensor] | None,
-    ) -> list[Job]:
-        """Raise for everything wrong with this rank's call; else what will run on which rows.
-
-        Looked up where an earlier layer of the request had the same method and tensors of the same kind.
-        """
-        kind = (method and id(method), self._prefix_is_kept(), *map(_kind, (q, k, v, *(prefix or ()))))
-        if kind not in self._jobs:
-            self._jobs[kind] = self._new_jobs(request, method, q, k, v, prefix)
-        return self._jobs[kind]
-
-    def _new_jobs(
-        self,
-        request: Request,
-        method: BlockSparse | None,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        prefix: tuple[Tensor, Tensor] | None,
-    ) -> list[Job]:
-        check_shards(request, q, k, v, degree=self.axis.degree, rank=self.axis.rank)
-        if prefix is not None or not self._prefix_is_kept():
-            check_prefix(request, q, prefix)
-        spans = spans_of(request, q.shape[0])
-        for span in spans:  # what a later step needs is refused now, not after the steps before it
-            for reachable in self.methods.reachable(request):
-                self._picks(reachable, q, k, v, span)
-        return [self._job(method, q, k, v, span) for span in spans]
-
-    def _job(self, method: BlockSparse | None, q: Tensor, k: Tensor, v: Tensor, span: Span) -> Job:
-        """The backends for this rank's heads over the rows of `span`."""
-        dense_rows, dense, sparse = self._picks(method, q, k, v, span)
-        if dense is not None:
-            self.record.picks[dense.backend.name] = dense.why
-        if sparse is None:
-            return Job(span, None if dense is None else dense.backend)
-        self.record.picks[f"{sparse.backend.name}-sparse"] = sparse.why
-        return Job(span, None if dense is None else dense.backend, sparse.backend, method, dense_rows)
-
-    def _picks(
-        self, method: BlockSparse | None, q: Tensor, k: Tensor, v: Tensor, span: Span
-    ) -> tuple[int, Pick[DenseBackend] | None, Pick[SparseBackend] | None]:
-        """Rows at the front that run dense, and the picks for them and for the rest; raises where there is none."""
-        sizes = self._sizes(q, k, v, span.samples, degree=self.axis.degree)
-        rows = span.queries if method is None else (span.packed if method.dense_prefix_queries else 0)
-        dense = sparse = None
-        if rows:
-            dense = pick_dense(self.config.dense_backend, DenseCall(**sizes, query_rows=rows, key_rows=span.keys))
-        if method is not None and rows < span.queries:
-            method.check_heads(q.shape[2])
-            call = SparseCall(**sizes, query_rows=span.queries - rows, key_rows=span.keys, geometry=method.geometry)
-            sparse = pick_sparse(self.config.sparse_backend, call)
-        return rows, dense, sparse
-
-    @staticmethod
-    def _sizes(q: Tensor, k: Tensor, v: Tensor, samples: slice, *, degree: int) -> dict[str, Any]:
-        """What a call of this rank's heads looks like to a backend, but for its rows."""
-        return {
-            "device": q.device,
-            "dtype": q.dtype,
-            "batch": len(range(q.shape[0])[samples]),
-            "query_heads": q.shape[2] // degree,
-            "kv_heads": k.shape[2] // degree,
-            "head_dim": q.shape[3],
-            "value_dim": v.shape[3],
-        }
+        return self.dispatch.replicated(q, k, v).attend(q, k, v, causal=True).contiguous()
 
     def _agree(self, digest: Digest | Exception) -> None:
         if self.liveness is not None:
@@ -257,8 +176,3 @@ class AttentionPlan:
         if self.request is None:
             raise ValueError("no request is running: pass request=Request(rows=...) to the call")
         return self.request
-
-
-def _kind(x: Tensor) -> tuple:
-    """All that a check of a tensor looks at."""
-    return x.shape, x.dtype, x.device, x.layout

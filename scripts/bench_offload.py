@@ -4,11 +4,11 @@
     python -m scripts.bench_offload --device cpu --layers 3 --rows 64 --small-rows 16 --width tiny
 
 Every arm is a model of its own with the same random weights, all in one process, one step of each in turn. Their
-attention is this library's, eager, dense or by `--recipe`; the text's K/V are kept from the first step on. Arms: resident;
-layerwise; layerwise with `--resident` blocks on the device; diffusers' group offload (block level, one block a group,
-with a stream). A second round at `--small-rows` is bound by the copies: there `law_ms` is what the copied bytes take
-at the measured bandwidth. Last, two components take turns: this library's model-level offload against accelerate's
-hooks, which `enable_model_cpu_offload` is made of.
+attention is this library's, eager, dense or by `--recipe`; the text's K/V are kept from the first step on. Arms:
+resident; layerwise; layerwise with `--resident` blocks on the device; diffusers' group offload (block level, one block
+a group, with a stream). A second round at `--small-rows` is bound by the copies: there `law_ms` is what the copied
+bytes take at the measured bandwidth. Last, two components take turns: this library's model-level offload against
+accelerate's hooks, which `enable_model_cpu_offload` is made of.
 
 Without a GPU the figures mean nothing. The last line of stdout is a JSON document: hardware, versions, rows.
 """

@@ -106,7 +106,7 @@ def _two_known_shapes(rank: int, world_size: int) -> None:
         transformer(**arguments)
     with pytest.raises(RankMismatchError) as caught:
         transformer(**(short if rank == 1 else long))
-    assert {item.field for item in caught.value.disagreements} == {"rows", "prefix"}
+    assert {item.field for item in caught.value.disagreements} == {"rows", "prefix", "grids"}
     transformer(**long)
     with handle.denoising(2):
         transformer(**long)
