@@ -17,11 +17,12 @@ from parallel_attn.errors import Refusal, refuse, require
 from .cosmos3 import COSMOS3
 from .handle import Handle
 from .loop import HOOK_NAME, ForwardHook, Loop
+from .minimax_h3 import MINIMAX_H3
 from .plan import ModelPlan
 from .recipes import policy_of
 from .scheduler import bind_pipeline, bind_scheduler
 
-PLANS: dict[str, ModelPlan] = {plan.transformer: plan for plan in (COSMOS3,)}
+PLANS: dict[str, ModelPlan] = {plan.transformer: plan for plan in (COSMOS3, MINIMAX_H3)}
 """Every supported transformer class by name."""
 
 
@@ -31,26 +32,32 @@ def parallelize(
     mesh: DeviceMesh | None = None,
     attention: AttentionConfig | None = None,
     strategy: Strategy | BlockSparse | str | Path | None = None,
-    keep_text: bool | None = None,
+    **options: Any,
 ) -> Handle:
     """Run the attention of a diffusers pipeline, or of a bare transformer, by strict Ulysses over `mesh`.
 
     Changes this one instance in place and returns a handle whose `remove()` restores it. `mesh` has an axis
     "ulysses" (`init_ulysses_mesh`); None is degree 1. `strategy`: the attention method by step and layer, or a recipe's
-    name or file; None takes the one in a pipeline's checkpoint folder, if there is one, and "off" does not.
-    `keep_text`: reuse the text K/V over steps; None decides, True insists. A pipeline's scheduler tells the steps;
-    with a bare transformer, `handle.denoising(total)` does. Every rank calls this with the same arguments.
-    Raises `UnsupportedError` with all reasons, or ValueError, changing nothing.
+    name or file; None takes the one in a pipeline's checkpoint folder, if there is one, and "off" does not. A
+    pipeline's scheduler tells the steps; with a bare transformer, `handle.denoising(total)` does. Every rank calls this
+    with the same arguments. Raises `UnsupportedError` with all reasons, or ValueError, changing nothing.
+
+    Options of one model alone: `keep_text` (Cosmos3): reuse the text K/V over steps; None decides, True insists.
+    `protect_conditions` (MiniMax-H3): no selection drops text, conditions and audio, whose own rows stay dense.
     """
     pipeline, transformer = (None, model) if isinstance(model, nn.Module) else (model, model.transformer)
     require(_refusals(transformer, mesh))
     spec = PLANS[type(transformer).__name__]
+    unknown = [name for name in options if name not in spec.options]
+    if unknown:
+        known = ", ".join(spec.options) or "none"
+        raise ValueError(f"{', '.join(unknown)}: not an option of {spec.name}; its own options: {known}")
     layers = len(spec.attention_modules(transformer))
     plan = AttentionPlan(mesh=mesh, config=attention, strategy=_strategy(strategy, pipeline), layers=layers)
     if (order := plan.methods.strategy.token_order) not in spec.token_orders:
         require([refuse("token-order", order=order, model=spec.name, known=" and ".join(spec.token_orders))])
     loop = Loop(plan, transformer, pipeline)
-    seams = spec.seams(loop, keep_text)
+    seams = spec.seams(loop, **options)
 
     with ExitStack() as undo:  # an error on the way leaves the model as it was
         for layer, module in enumerate(spec.attention_modules(transformer)):

@@ -9,7 +9,20 @@ from typing import Any
 from parallel_attn.errors import refuse, require
 
 from .apply import PLANS
+from .builtin import BUILTIN_NAMES
 from .plan import ModelPlan
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """The index of a checkpoint folder, of a classic pipeline or of a modular one; ValueError without one."""
+    for name in ("model_index.json", "modular_model_index.json"):
+        if (folder / name).is_file():
+            return json.loads((folder / name).read_text())
+    missing = "the folder has no model_index.json" if folder.is_dir() else "there is no such folder"
+    raise ValueError(
+        f"Cannot load the checkpoint '{folder}': {missing}. Give a folder in the diffusers pipeline "
+        f"format or one of the built-in names: {', '.join(BUILTIN_NAMES)}."
+    )
 
 
 def read_transformer_config(folder: Path) -> tuple[ModelPlan, dict[str, Any]]:
@@ -17,7 +30,7 @@ def read_transformer_config(folder: Path) -> tuple[ModelPlan, dict[str, Any]]:
 
     Raises `UnsupportedError` for a transformer without a plan, ValueError for a folder without one.
     """
-    entry = json.loads((folder / "model_index.json").read_text()).get("transformer")
+    entry = read_index(folder).get("transformer")
     config_file = folder / "transformer" / "config.json"
     if entry is None or not config_file.is_file():
         raise ValueError(f"the checkpoint {folder} has no transformer with a config.json")

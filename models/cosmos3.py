@@ -13,23 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parallel_attn import KVPrefix, ParallelAttention, Request
-from parallel_attn.errors import refuse, require
+from parallel_attn import KVPrefix, Request
 from parallel_attn.exchange import gather_rows
 
 from .loop import Loop
-from .plan import Heads, ModelPlan
+from .plan import GenerationDefaults, Heads, ModelPlan
+from .processor import ParallelProcessor
 from .text import KeptText, TextReuse
 from .token_order import TokenOrder
 
 RotaryTables = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-class Cosmos3Processor:
+class Cosmos3Processor(ParallelProcessor):
     """Projects, normalizes and rotates as diffusers' own processor does; attends through `ParallelAttention`."""
-
-    def __init__(self, attention: ParallelAttention) -> None:
-        self.attention = attention
 
     def __call__(
         self, attn: nn.Module, und_seq: Tensor, gen_seq: Tensor, rotary_emb: RotaryTables
@@ -59,25 +56,6 @@ class Cosmos3Processor:
         gen_out = self.attention(*gen, prefix=(k_for_gen[None], v_und[None]))
         return attn.to_out(und_out[0].flatten(-2)), attn.to_add_out(gen_out[0].flatten(-2))
 
-    # diffusers switches backends and context parallel by writing these; here either would silently change nothing.
-    @property
-    def _attention_backend(self) -> None:
-        return None
-
-    @_attention_backend.setter
-    def _attention_backend(self, value: object) -> None:
-        instead = "attention=AttentionConfig(dense_backend=...) in parallelize()"
-        require([refuse("diffusers-switch", switch="set_attention_backend()", instead=instead)])
-
-    @property
-    def _parallel_config(self) -> None:
-        return None
-
-    @_parallel_config.setter
-    def _parallel_config(self, value: object) -> None:
-        instead = "remove() on the handle first"
-        require([refuse("diffusers-switch", switch="enable_parallelism()", instead=instead)])
-
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
@@ -87,7 +65,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Cosmos3Seams:
     """Shards at the stack's entry and gathers at its exit, through the two seams diffusers leaves for it."""
 
-    def __init__(self, loop: Loop, keep_text: bool | None) -> None:
+    def __init__(self, loop: Loop, *, keep_text: bool | None = None) -> None:
         self.plan = loop.plan
         self.texts = TextReuse(loop, keep_text)
         self._layers = loop.transformer.layers
@@ -106,10 +84,11 @@ class Cosmos3Seams:
 
         return undo
 
-    def begin(self, arguments: Mapping[str, Any]) -> None:
+    def begin(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `Seams.begin`."""
         self._text = self.texts.begin(arguments)
         self._grids = [tuple(grid) for grid in arguments["vision_token_shapes"]]
+        return arguments
 
     def shard(self, und: Tensor, gen: Tensor, rotary: RotaryTables) -> tuple[Tensor, Tensor, RotaryTables]:
         """This rank's generation rows, and the text rows unless they are kept.
@@ -149,11 +128,12 @@ class Cosmos3Seams:
             text.stack_output = und.clone()
         return und, gen
 
-    def finish(self) -> None:
+    def finish(self, output: Any) -> Any:
         """See `Seams.finish`."""
         if self._text is not None:
             self._text.prefix.complete = len(self._text.prefix.layers) == len(self._layers)
         self._text = None
+        return output
 
     def abort(self) -> None:
         """See `Seams.abort`."""
@@ -190,16 +170,28 @@ def _towers_read(und_seq: Tensor, gen_seq: Tensor, rotary_emb: RotaryTables) -> 
     return ("generation", "text") if und_seq.shape[0] else ("generation",)
 
 
+def _latents(vae: Mapping[str, Any], frames: int, height: int, width: int) -> tuple[int, int, int]:
+    """The first latent frame is one video frame, every other one a stride of them."""
+    temporal, spatial = vae["scale_factor_temporal"], vae["scale_factor_spatial"]
+    return (frames - 1) // temporal + 1, -(-height // spatial), -(-width // spatial)
+
+
 COSMOS3 = ModelPlan(
     name="cosmos3",
     transformer="Cosmos3OmniTransformer",
     layers="layers",
     attention="self_attn",
     heads=_heads,
+    depth="num_hidden_layers",
     rows=_rows,
     token_orders=("raster", "serpentine"),
+    latents=_latents,
+    vae_keys=("scale_factor_temporal", "scale_factor_spatial"),
+    not_counted="text: a replicated prefix, never sharded",
+    released=GenerationDefaults(height=720, width=1280, frames=189, fps=24, steps=35, guidance_scale=6.0),
     processor=Cosmos3Processor,
     seams=Cosmos3Seams,
+    options=("keep_text",),
     weight_group=_tower,
     needed_groups=_towers_read,
 )

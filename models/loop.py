@@ -82,9 +82,7 @@ class ForwardHook(ModelHook):
         try:
             self._check(module)
             arguments = inspect.signature(original).bind(*args, **kwargs).arguments
-            self.seams.begin(arguments)
-            output = original(*args, **kwargs)
-            self.seams.finish()
+            output = self.seams.finish(original(**self.seams.begin(arguments)))
         except BaseException as error:
             self.seams.abort()
             self.loop.plan.clock.stop()

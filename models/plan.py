@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
 from parallel_attn import ParallelAttention
-
-if TYPE_CHECKING:
-    from .loop import Loop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +23,18 @@ class Heads:
     head_dim: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationDefaults:
+    """One request to a pipeline; height and width in pixels, `frames` in video frames."""
+
+    height: int
+    width: int
+    frames: int
+    fps: int
+    steps: int
+    guidance_scale: float
+
+
 class Seams(Protocol):
     """Where a model's sequence is sharded and gathered, for one parallelized transformer."""
 
@@ -33,12 +42,12 @@ class Seams(Protocol):
         """Attach to the transformer; returns what undoes it."""
         ...
 
-    def begin(self, arguments: Mapping[str, Any]) -> None:
-        """A forward starts with these arguments, by parameter name."""
+    def begin(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A forward starts with these arguments, by parameter name; returns those it is to run with."""
         ...
 
-    def finish(self) -> None:
-        """The forward returned."""
+    def finish(self, output: Any) -> Any:
+        """The forward returned this; returns what its caller gets."""
         ...
 
     def abort(self) -> None:
@@ -64,14 +73,26 @@ class ModelPlan:
     """Path of the attention module inside a layer."""
     heads: Callable[[Mapping[str, Any]], Heads]
     """Head counts from the transformer's config."""
+    depth: str
+    """Name of the number of layers in the transformer's config."""
     rows: Callable[[Mapping[str, Any], int, int, int], int]
     """Sharded rows of a request: (transformer config, latent frames, latent height, latent width)."""
+    latents: Callable[[Mapping[str, Any], int, int, int], tuple[int, int, int]]
+    """Latent frames, height and width of a request: (VAE config, video frames, height and width in pixels)."""
+    vae_keys: tuple[str, ...]
+    """What `latents` reads in the VAE's config."""
+    not_counted: str
+    """What else attends beside `rows`, in words, and whether it is sharded."""
+    released: GenerationDefaults
+    """The request of the released checkpoint, for whatever a user leaves out."""
     token_orders: tuple[str, ...] = ("raster",)
     """Orders of video tokens its seams know, as a strategy names them."""
     processor: Callable[[ParallelAttention], Any]
     """Makes the attention processor of one layer; always of one class, or compiled layers would not share a graph."""
-    seams: Callable[[Loop, bool | None], Seams]
-    """Makes the seams from the loop and the user's `keep_text`."""
+    seams: Callable[..., Seams]
+    """Makes the seams from the loop and, by name, the model's own options."""
+    options: tuple[str, ...] = ()
+    """Names of the model's own options of `parallelize`."""
     weight_group: Callable[[str], str] = lambda name: "all"
     """The group of a layer's parameter, by its name in the layer; under layerwise offload groups stream apart."""
     needed_groups: Callable[..., Collection[str]] | None = None

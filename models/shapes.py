@@ -6,12 +6,15 @@ A shape counts the video or image rows, whose number follows from the request al
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .builtin import generation_defaults
 from .checkpoint import read_transformer_config
+from .minimax_h3 import MINIMAX_H3
+from .plan import ModelPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +38,11 @@ class ModelShape:
     """Denoising iterations."""
 
 
+def _rows_of(plan: ModelPlan, config: Mapping[str, Any], vae: Mapping[str, Any]) -> Callable[[int, int, int], int]:
+    """`ModelShape.rows` of a model with a plan, from the configs of its transformer and its VAE."""
+    return lambda frames, height, width: plan.rows(config, *plan.latents(vae, frames, height, width))
+
+
 def _causal_latent_frames(frames: int, stride: int) -> int:
     """Latent frames of a VAE whose first latent frame is one video frame and every other one `stride` of them."""
     return (frames - 1) // stride + 1
@@ -51,12 +59,6 @@ def _causal_video_rows(stride: int) -> Callable[[int, int, int], int]:
         return _causal_latent_frames(frames, 4) * _patches(height, stride, 2) * _patches(width, stride, 2)
 
     return rows
-
-
-def _h3_rows(frames: int, height: int, width: int) -> int:
-    """Its VAE takes 17 k + 5 frames to 5 k + 2 latent frames; diffusers rounds other frame counts up."""
-    chunks = max(0, -(-(frames - 5) // 17))
-    return (5 * chunks + 2) * _patches(height, 16, 2) * _patches(width, 16, 2)
 
 
 def _qwen_rows(frames: int, height: int, width: int) -> int:
@@ -86,12 +88,16 @@ _SHAPES = (
         kv_heads=56,
         head_dim=128,
         layers=50,
-        rows=_h3_rows,
-        not_counted="text, audio (640 rows at 192 frames) and keyframes: sharded, on top of these rows",
-        frames=192,
-        height=736,
-        width=1280,
-        steps=50,
+        rows=_rows_of(
+            MINIMAX_H3,
+            {"patch_size": (1, 2, 2)},
+            {"clip_length": 17, "spatial_downsample_factors": (16,), "temporal_downsample_factors": (4,)},
+        ),
+        not_counted=MINIMAX_H3.not_counted,
+        frames=MINIMAX_H3.released.frames,
+        height=MINIMAX_H3.released.height,
+        width=MINIMAX_H3.released.width,
+        steps=MINIMAX_H3.released.steps,
     ),
     ModelShape(
         name="qwen-image",
@@ -133,15 +139,9 @@ def shape_of_checkpoint(folder: Path, *, name: str | None = None) -> ModelShape:
     plan, config = read_transformer_config(folder)
     vae_file = folder / "vae" / "config.json"
     vae = json.loads(vae_file.read_text()) if vae_file.is_file() else {}
-    missing = [key for key in ("scale_factor_temporal", "scale_factor_spatial") if key not in vae]
+    missing = [key for key in plan.vae_keys if key not in vae]
     if missing:
         raise ValueError(f"the checkpoint {folder} has no vae/config.json with {' and '.join(missing)}")
-    temporal, spatial = vae["scale_factor_temporal"], vae["scale_factor_spatial"]
-
-    def rows(frames: int, height: int, width: int) -> int:
-        latent_frames = _causal_latent_frames(frames, temporal)
-        return plan.rows(config, latent_frames, -(-height // spatial), -(-width // spatial))
-
     heads = plan.heads(config)
     own = generation_defaults(name or folder)
     return ModelShape(
@@ -149,9 +149,9 @@ def shape_of_checkpoint(folder: Path, *, name: str | None = None) -> ModelShape:
         query_heads=heads.query,
         kv_heads=heads.kv,
         head_dim=heads.head_dim,
-        layers=config["num_hidden_layers"],
-        rows=rows,
-        not_counted="rows that depend on the prompt",
+        layers=config[plan.depth],
+        rows=_rows_of(plan, config, vae),
+        not_counted=plan.not_counted,
         frames=own.frames,
         height=own.height,
         width=own.width,

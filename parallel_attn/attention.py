@@ -25,6 +25,8 @@ class ParallelAttention:
         plan.methods.check_layer(layer)
         self.plan = plan
         self.identity = torch.tensor([plan.id, layer], dtype=torch.int64, device="cpu")
+        # A compiled graph with dynamic shapes would tie its size, 2, to any dim that was 2 in the first trace.
+        torch._dynamo.mark_static(self.identity)
 
     def __call__(
         self,

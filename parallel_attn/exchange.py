@@ -17,6 +17,7 @@ Every rank must make the same calls in the same order: a collective pairs with w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -89,7 +90,12 @@ def gather_rows_of_heads(out: Tensor, *, request: Request, axis: Axis) -> Tensor
 
 
 def gather_rows(x: Tensor, *, rows: int, axis: Axis) -> Tensor:
-    """All rows of a tensor sharded on dim 0, on every rank (a stack's exit).
+    """All `rows` rows of a tensor sharded evenly on dim 0, on every rank (a stack's exit)."""
+    return gather_shards(x, sizes=shard_rows(rows, degree=axis.degree), axis=axis)
+
+
+def gather_shards(x: Tensor, *, sizes: Sequence[int], axis: Axis) -> Tensor:
+    """All rows of a tensor sharded on dim 0, on every rank; `sizes`: the rows of each rank.
 
     An all-to-all in which every peer gets the same rows: unlike an all-gather it takes shards of unequal length.
     """
@@ -97,8 +103,8 @@ def gather_rows(x: Tensor, *, rows: int, axis: Axis) -> Tensor:
     if degree == 1:
         return x
     send = torch.cat([x] * degree)
-    recv = empty_buffer(x, rows, *x.shape[1:])
-    axis.all_to_all(recv, send, list(shard_rows(rows, degree=degree)), [x.shape[0]] * degree)
+    recv = empty_buffer(x, sum(sizes), *x.shape[1:])
+    axis.all_to_all(recv, send, list(sizes), [x.shape[0]] * degree)
     return recv
 
 

@@ -6,7 +6,8 @@
 The real diffusers pipeline and scheduler run the loop; this script only parallelizes its transformer. Every rank
 denoises, rank 0 decodes and writes. The last line of stdout is a JSON document: model, output, latents_sha256,
 world_size, degree, steps, seconds_per_step, peak_bytes, dispatch and kept (paths and shares of KV blocks kept, steps x
-layers), differences (from the strategy), backends, text_forwards_reused, offload (what was copied; null without).
+layers), differences (from the strategy), backends, offload (what was copied; null without), and what the model itself
+reports.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from models import Handle, parallelize
 from models.builtin import checkpoint_folder
 from models.checkpoint import read_transformer_config
+from models.h3_pipeline import Generated, MiniMaxH3Pipeline
+from models.minimax_h3 import MINIMAX_H3
 from models.offloading import offload_pipeline
 from models.shapes import shape_of_checkpoint
 from offload import LayerwiseOffload, ModelOffload
 from parallel_attn import Strategy, init_ulysses_mesh
 from parallel_attn.errors import refuse, require
 
-from . import launch, media
+from . import launch, media, minimax_h3
 from .settings import Settings
 from .trace import tracing
 
@@ -50,6 +53,9 @@ def main(settings: Settings) -> dict[str, Any]:
         folder = checkpoint_folder(settings.model, scratch=Path(scratch))
         plan, config = read_transformer_config(folder)
         require(refusals + settings.head_refusals(plan, config))
+        settings.check_model(plan)
+        if plan is MINIMAX_H3:
+            minimax_h3.check(settings, folder, config)
         strategy = settings.policy(folder).strategy
         layers = shape_of_checkpoint(folder, name=settings.model).layers
         strategy.table(steps=settings.request().steps, layers=layers)  # what does not fit is said before weights load
@@ -61,10 +67,10 @@ def main(settings: Settings) -> dict[str, Any]:
             handle = apply(pipeline, mesh, settings, strategy)
             offload = offload_weights(pipeline, handle, settings)
             with tracing(settings.trace, handle.attention_modules):
-                frames, latents, seconds = denoise(pipeline, settings)
+                output, latents, seconds = denoise(pipeline, settings)
             digest = agreed_digest(latents)
             if launch.rank() == 0:
-                write(frames, settings)
+                write(output, settings)
             return document(settings, handle, digest, seconds) | {"offload": offload and offload.report()}
 
 
@@ -72,9 +78,13 @@ def load(folder: Path, settings: Settings) -> Any:
     """The stock pipeline on this rank's device."""
     if launch.rank() != 0:
         diffusers.utils.logging.disable_progress_bar()
-    pipeline = DiffusionPipeline.from_pretrained(
-        folder, dtype=settings.torch_dtype, enable_safety_checker=settings.safety_checker
-    )
+    pipeline: Any
+    if read_transformer_config(folder)[0] is MINIMAX_H3:
+        pipeline = minimax_h3.load(folder, settings)
+    else:
+        pipeline = DiffusionPipeline.from_pretrained(
+            folder, dtype=settings.torch_dtype, enable_safety_checker=settings.safety_checker
+        )
     pipeline.set_progress_bar_config(disable=launch.rank() != 0, file=sys.stderr)
     if settings.vae_tiling:
         if not hasattr(pipeline.vae, "enable_tiling"):
@@ -86,7 +96,9 @@ def load(folder: Path, settings: Settings) -> Any:
 
 def apply(pipeline: Any, mesh: DeviceMesh | None, settings: Settings, strategy: Strategy) -> Handle:
     """Parallelize the transformer, then compile its layers if asked."""
-    handle = parallelize(pipeline, mesh=mesh, attention=settings.attention, strategy=strategy)
+    handle = parallelize(
+        pipeline, mesh=mesh, attention=settings.attention, strategy=strategy, **settings.model_options()
+    )
     if settings.compile == "regional":
         pipeline.transformer.compile_repeated_blocks(dynamic=True)
     elif settings.compile == "full":
@@ -106,9 +118,8 @@ def offload_weights(pipeline: Any, handle: Handle, settings: Settings) -> ModelO
     )
 
 
-def denoise(pipeline: Any, settings: Settings) -> tuple[list[Image.Image], torch.Tensor, list[float]]:
-    """Frames (rank 0 only), the final latents, and the seconds of every step."""
-    request = settings.request()
+def denoise(pipeline: Any, settings: Settings) -> tuple[Any, torch.Tensor, list[float]]:
+    """The pipeline's output (decoded on rank 0 only), the final latents, and the seconds of every step."""
     latents: list[torch.Tensor] = []
     marks = [time.perf_counter()]
 
@@ -120,22 +131,31 @@ def denoise(pipeline: Any, settings: Settings) -> tuple[list[Image.Image], torch
         return tensors
 
     output = pipeline(
-        prompt=settings.prompt,
-        negative_prompt=settings.negative_prompt,
-        image=None if settings.image is None else Image.open(settings.image).convert("RGB"),
-        num_frames=request.frames,
-        height=request.height,
-        width=request.width,
-        fps=float(request.fps),
-        num_inference_steps=request.steps,
-        guidance_scale=request.guidance_scale,
-        generator=torch.Generator().manual_seed(settings.seed),
+        **arguments(pipeline, settings),
         output_type="pil" if launch.rank() == 0 else "latent",
-        enable_safety_check=settings.safety_checker,
         callback_on_step_end=after_step,
     )
-    frames = output.video if launch.rank() == 0 else []
-    return frames, latents[0], [end - start for start, end in itertools.pairwise(marks)]
+    return output, latents[0], [end - start for start, end in itertools.pairwise(marks)]
+
+
+def arguments(pipeline: Any, settings: Settings) -> dict[str, Any]:
+    """What the pipeline is called with, but for output and callback."""
+    if isinstance(pipeline, MiniMaxH3Pipeline):
+        return minimax_h3.arguments(settings)
+    request = settings.request()
+    return {
+        "prompt": settings.prompt,
+        "negative_prompt": settings.negative_prompt,
+        "image": None if settings.image is None else Image.open(settings.image).convert("RGB"),
+        "num_frames": request.frames,
+        "height": request.height,
+        "width": request.width,
+        "fps": float(request.fps),
+        "num_inference_steps": request.steps,
+        "guidance_scale": request.guidance_scale,
+        "generator": torch.Generator().manual_seed(settings.seed),
+        "enable_safety_check": settings.safety_checker,
+    }
 
 
 def agreed_digest(latents: torch.Tensor) -> str:
@@ -149,13 +169,14 @@ def agreed_digest(latents: torch.Tensor) -> str:
     return digest
 
 
-def write(frames: list[Image.Image], settings: Settings) -> None:
-    """The MP4, or the PNG of a single frame."""
+def write(output: Any, settings: Settings) -> None:
+    """The MP4, with the soundtrack of a model that makes one, or the PNG of a single frame."""
     assert settings.out is not None
-    if len(frames) == 1:
-        media.write_image(frames[0], settings.out)
+    if len(output.video) == 1:
+        media.write_image(output.video[0], settings.out)
     else:
-        media.write_video(frames, settings.out, fps=settings.request().fps)
+        sound = (output.audio[0], output.sampling_rate) if isinstance(output, Generated) else None
+        media.write_video(output.video, settings.out, fps=settings.request().fps, sound=sound)
 
 
 def document(settings: Settings, handle: Handle, digest: str, seconds: list[float]) -> dict[str, Any]:
@@ -176,7 +197,7 @@ def document(settings: Settings, handle: Handle, digest: str, seconds: list[floa
         "kept": report["kept"],
         "differences": report["differences"],
         "backends": report["backends"],
-        "text_forwards_reused": report["text_forwards_reused"],
+        **handle.seams.report(),
     }
 
 

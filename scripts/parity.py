@@ -16,7 +16,7 @@ from models.builtin import checkpoint_folder
 from models.tolerance import parity_bound
 from parallel_attn import AttentionPlan, KVPrefix, ParallelAttention, Request, init_ulysses_mesh, local_rows
 
-from .generate import load
+from .generate import arguments, load
 from .settings import Settings
 
 REQUESTS = {
@@ -140,21 +140,7 @@ def measure_rounding(pipeline: Any, settings: Settings, stock: Tensor) -> tuple[
 
 def final_latents(pipeline: Any, settings: Settings, *, after_step: Callable[..., Any] | None = None) -> Tensor:
     """The latents after the last step, in fp32; `after_step` is a diffusers callback."""
-    request = settings.request()
-    latents = pipeline(
-        prompt=settings.prompt,
-        negative_prompt=settings.negative_prompt,
-        num_frames=request.frames,
-        height=request.height,
-        width=request.width,
-        fps=float(request.fps),
-        num_inference_steps=request.steps,
-        guidance_scale=request.guidance_scale,
-        generator=torch.Generator().manual_seed(settings.seed),
-        output_type="latent",
-        enable_safety_check=False,
-        callback_on_step_end=after_step,
-    ).video
+    latents = pipeline(**arguments(pipeline, settings), output_type="latent", callback_on_step_end=after_step).video
     if not latents.isfinite().all():
         raise RuntimeError("the final latents are not finite, so nothing can be compared")
     return latents.float()

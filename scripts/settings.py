@@ -36,9 +36,11 @@ class Settings:
     """One generation."""
 
     model: str
-    """A built-in name (cosmos3-pocket, cosmos3-tiny) or a folder in the diffusers pipeline format."""
+    """A built-in name (cosmos3-pocket, cosmos3-tiny, h3-tiny) or a folder in the diffusers pipeline format."""
     prompt: str = ""
     """What to show."""
+    prompt_embeds: Path | None = None
+    """MiniMax-H3: a safetensors file with text embeddings, in place of --prompt and its text encoder."""
     negative_prompt: str = ""
     """What not to show."""
     guidance_scale: float | None = None
@@ -61,6 +63,8 @@ class Settings:
     """Of weights and activations; float32 on the CPU and bfloat16 on a GPU when left out."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the model runs; ranks take the device of their local rank."""
+    protect_conditions: bool = False
+    """MiniMax-H3: never prune text, keyframes, references and audio, and attend densely from them."""
     safety_checker: bool = False
     """Run the pipeline's guardrail, when it is installed."""
     vae_tiling: bool = False
@@ -90,8 +94,10 @@ class Settings:
 
     def check_files(self) -> None:
         """Raise ValueError for a prompt, an input or an output that cannot be what was meant."""
-        if not self.prompt:
+        if not self.prompt and self.prompt_embeds is None:
             raise ValueError("--prompt is empty; say what to show")
+        if self.prompt and self.prompt_embeds is not None:
+            raise ValueError("--prompt and --prompt-embeds exclude each other; give one")
         if self.out is None:
             raise ValueError("--out is missing; name the .mp4 (or, for one frame, .png) to write")
         suffix = ".png" if self.request().frames == 1 else ".mp4"
@@ -99,8 +105,9 @@ class Settings:
             raise ValueError(f"--out {self.out} must end in {suffix} for --frames {self.request().frames}")
         if not self.out.parent.is_dir():
             raise ValueError(f"--out {self.out}: the folder {self.out.parent} does not exist")
-        if self.image is not None and not self.image.is_file():
-            raise ValueError(f"--image {self.image} is not a file")
+        for name, file in (("image", self.image), ("prompt-embeds", self.prompt_embeds)):
+            if file is not None and not file.is_file():
+                raise ValueError(f"--{name} {file} is not a file")
 
     def refusals(self, *, world_size: int | None) -> list[Refusal]:
         """Everything that can be refused from the flags alone; ValueError for a backend that does not exist."""
@@ -117,6 +124,18 @@ class Settings:
     def policy(self, folder: Path | None) -> Policy:
         """The attention strategy for the checkpoint in `folder`, with the source of each value."""
         return policy_of(folder, recipe=self.attention.recipe, overrides=self.attention.override)
+
+    def model_options(self) -> dict[str, Any]:
+        """The options of `parallelize` that only some models have, where they are asked for."""
+        return {"protect_conditions": True} if self.protect_conditions else {}
+
+    def check_model(self, plan: ModelPlan) -> None:
+        """Raise ValueError for a flag of another model."""
+        asked = [("--protect-conditions", not self.protect_conditions or "protect_conditions" in plan.options)]
+        asked.append(("--prompt-embeds", self.prompt_embeds is None or plan.name == "minimax-h3"))
+        for flag, possible in asked:
+            if not possible:
+                raise ValueError(f"{flag} is for MiniMax-H3; leave it out for {plan.name}")
 
     def head_refusals(self, plan: ModelPlan, config: Mapping[str, Any]) -> list[Refusal]:
         """Why the degree cannot split this model's heads; from its config, before weights load."""

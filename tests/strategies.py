@@ -10,6 +10,7 @@ from parallel_attn.selection import BlockGeometry, SubBlock, TopK
 from parallel_attn.strategy import Layout, Range, StepRanges
 
 GEOMETRY = BlockGeometry(query_rows=16, key_rows=8)
+SELECTOR = SubBlock(budget=TopK(sparsity=0.6), cell_rows=4)
 SPARSE_PATH = "reference-sparse 16x8"
 LAYOUTS = {"all": {"0-": "sparse"}, "later": {"1-2": "sparse"}}
 SCHEDULES = {
@@ -25,7 +26,7 @@ SCHEDULES = {
 class Recorded:
     """A selector that keeps what it was given and what it selected."""
 
-    selector: SubBlock
+    selector: SubBlock = SELECTOR
     seen: list[tuple[Any, Any, Any]] = field(default_factory=list, repr=False)
     """(q, k, selection) of every call, in order."""
 

@@ -10,12 +10,11 @@ from models.tolerance import parity_bound
 from parallel_attn.agreement import RankMismatchError
 from parallel_attn.mesh import init_ulysses_mesh
 from tests.cosmos3_inputs import generate, pipeline
-from tests.strategies import GEOMETRY, SCHEDULES, Recorded, SubBlock, TopK, expected, strategy
+from tests.strategies import GEOMETRY, SCHEDULES, SELECTOR, Recorded, expected, strategy
 
 SIZES = {"aligned": dict(height=128, width=128), "ragged": dict(height=160, width=160)}  # 48 rows, 75 rows
 HEADS = ((0, 2), (1, 2), (2, 1), (3, 1))
 """Of q, k, indices and counts: place, and the dim of the heads."""
-SELECTOR = SubBlock(budget=TopK(sparsity=0.6), cell_rows=4)
 
 
 def _run(rank: int, world_size: int, kind: str, size: str) -> tuple[dict, dict]:
@@ -23,7 +22,7 @@ def _run(rank: int, world_size: int, kind: str, size: str) -> tuple[dict, dict]:
 
 
 def _generate(mesh, kind: str, size: str) -> dict:
-    pipe, selector = pipeline(), Recorded(SELECTOR)
+    pipe, selector = pipeline(), Recorded()
     handle = parallelize(pipe, mesh=mesh, strategy=strategy(kind, selector=selector))
     latents = generate(pipe, **SIZES[size])
     seen = list(selector.seen)

@@ -1,0 +1,150 @@
+"""MiniMax-H3 with the call of a classic pipeline, made of diffusers' modular blocks.
+
+diffusers has no classic pipeline for it. These are its own blocks, of the workflow a request needs, with three
+changes: given text embeddings take the place of the text encoder, a callback runs after each step, and decoding can
+be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from diffusers import MiniMaxH3Blocks
+from diffusers.modular_pipelines import InputParam, ModularPipeline, ModularPipelineBlocks
+from diffusers.modular_pipelines.minimax_h3.modular_blocks_minimax_h3 import MiniMaxH3DecodeStep
+from torch import Tensor
+
+TEXT_COMPONENTS = ("text_encoder", "tokenizer", "processor")
+"""What the blocks load to encode a prompt."""
+
+StepCallback = Callable[[Any, int, Tensor, dict[str, Tensor]], dict[str, Tensor]]
+
+
+class AfterStep(ModularPipelineBlocks):
+    """Ends a step of the loop as classic pipelines do: callback(pipeline, step, timestep, {"latents": video rows})."""
+
+    model_name = "minimax-h3"
+
+    @property
+    def inputs(self) -> list[InputParam]:
+        """Part of the block protocol."""
+        return [InputParam(name="callback_on_step_end")]
+
+    def __call__(self, components: Any, block_state: Any, i: int, t: Tensor) -> tuple[Any, Any]:
+        """Part of the block protocol: step `i` at timestep `t` is over."""
+        if block_state.callback_on_step_end is not None:
+            tensors = block_state.callback_on_step_end(components, i, t, {"latents": block_state.latents})
+            block_state.latents = tensors["latents"]
+        return components, block_state
+
+
+class DecodeUnlessLatent(MiniMaxH3DecodeStep):
+    """Decodes video and soundtrack, unless the output type is "latent"."""
+
+    def __call__(self, pipeline: Any, state: Any) -> tuple[Any, Any]:
+        """Part of the block protocol."""
+        return (pipeline, state) if state.get("output_type") == "latent" else super().__call__(pipeline, state)
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """PIL frames and the waveform [1, 2, samples] at `sampling_rate` Hz; or latents of both, with rate None."""
+
+    video: Any
+    audio: Tensor
+    sampling_rate: int | None
+
+
+class MiniMaxH3Pipeline:
+    """The components of one checkpoint and the blocks of one workflow."""
+
+    def __init__(self, blocks: ModularPipeline) -> None:
+        self.blocks = blocks
+
+    @classmethod
+    def from_pretrained(cls, folder: Path, *, dtype: torch.dtype, encode_text: bool, keyframe: bool) -> Self:
+        """Load what the request needs: with `encode_text` the text encoder, with `keyframe` a first frame's encoders.
+
+        Raises ValueError for a component that the folder does not hold.
+        """
+        blocks = MiniMaxH3Blocks().get_workflow("fl2va" if keyframe else "t2va")
+        parts = blocks.sub_blocks
+        if not encode_text:
+            del parts["text_encoder"]
+        loop = parts["denoise.denoise"].sub_blocks
+        loop.insert("after_step", AfterStep(), len(loop))
+        del parts["decode.video"], parts["decode.audio"]
+        parts["decode"] = DecodeUnlessLatent()
+        pipeline = blocks.init_pipeline(str(folder))
+        pipeline.load_components(dtype=dtype)
+        missing = [name for name, component in pipeline.components.items() if component is None]
+        if missing:
+            raise ValueError(f"the checkpoint {folder} does not hold {', '.join(missing)}")
+        return cls(pipeline)
+
+    @property
+    def transformer(self) -> Any:
+        """The `MiniMaxH3Transformer3DModel`."""
+        return self.blocks.transformer
+
+    @property
+    def scheduler(self) -> Any:
+        """The video's scheduler, which tells the steps; the soundtrack has one of its own."""
+        return self.blocks.scheduler
+
+    @property
+    def vae(self) -> Any:
+        """The video's; the soundtrack has one of its own."""
+        return self.blocks.vae
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move every component."""
+        self.blocks.to(device)
+        return self
+
+    def set_progress_bar_config(self, **config: Any) -> None:
+        """Of the denoising loop."""
+        self.blocks.set_progress_bar_config(**config)
+
+    def __call__(
+        self,
+        *,
+        num_frames: int,
+        height: int,
+        width: int,
+        num_inference_steps: int,
+        generator: torch.Generator,
+        prompt: str | None = None,
+        prompt_embeds: Tensor | None = None,
+        text_token_tags: Tensor | None = None,
+        image: Any = None,
+        output_type: str = "pil",
+        callback_on_step_end: StepCallback | None = None,
+    ) -> Generated:
+        """Generate one clip of `num_inference_steps` denoising iterations.
+
+        Text: `prompt`, or prompt_embeds [1, L, C] with the modality tag of every row [L]; all are text by default.
+        """
+        text: dict[str, Any] = {"prompt": prompt}
+        if prompt_embeds is not None:
+            rows, tag = prompt_embeds.shape[1], self.blocks.text_tag
+            tags = torch.full((rows,), tag) if text_token_tags is None else text_token_tags
+            text = {"prompt_embeds": prompt_embeds.to(self.blocks.device), "text_token_tags": tags}
+        state = self.blocks(
+            **text,
+            **({} if image is None else {"image": image}),
+            num_frames=num_frames,
+            height=height,
+            width=width,
+            num_inference_steps=num_inference_steps + 1,  # points of the noise grid, the clean end among them
+            generator=generator,
+            output_type=output_type,
+            callback_on_step_end=callback_on_step_end,
+        )
+        if output_type == "latent":
+            return Generated(state.get("latents"), state.get("audio_latents"), None)
+        return Generated(state.get("videos")[0], state.get("audio"), state.get("sampling_rate"))

@@ -1,0 +1,212 @@
+"""MiniMax-H3 (diffusers `MiniMaxH3Transformer3DModel`): one packed sequence [text | conditions | audio | video].
+
+A forward takes three streams and the places of their rows in the sequence. A rank runs the stock forward over the
+places it holds: it is given its rows of each stream, so it packs, rotates and modulates those alone, and nothing
+hangs on a block, which regional compilation would have to trace. Two exceptions. The token refiner attends the whole
+text on every rank, and its result is cut to the rank's rows. What comes out is gathered once, at the heads' width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parallel_attn import KVPrefix, Request
+from parallel_attn.exchange import Axis, gather_shards
+from parallel_attn.request import shard_rows
+
+from .loop import Loop
+from .plan import GenerationDefaults, Heads, ModelPlan
+from .processor import ParallelProcessor
+
+STREAMS = {"video_indices": "hidden_states", "audio_indices": "audio_hidden_states", "text_indices": None}
+"""Places of a stream's rows -> the argument with these rows; the text is cut after the refiner instead."""
+
+
+class MiniMaxH3Processor(ParallelProcessor):
+    """Projects, normalizes and rotates as diffusers' own processor does; attends through `ParallelAttention`."""
+
+    def __call__(
+        self,
+        attn: nn.Module,
+        hidden_states: Tensor,
+        rotary_emb: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """hidden_states [B, s, C]: this rank's rows; returns them attended. A mask is refused."""
+        if attn.fused_projections:
+            q, k, v = attn.to_qkv(hidden_states).chunk(3, dim=-1)
+        else:
+            q, k, v = attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states)
+        q, k, v = (x.unflatten(-1, (attn.heads, -1)) for x in (q, k, v))
+        q, k = _rotate(attn.norm_q(q), *rotary_emb), _rotate(attn.norm_k(k), *rotary_emb)
+        out = self.attention(q, k, v, mask=attention_mask).flatten(2, 3)
+        return attn.to_out[1](attn.to_out[0](out))
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the leading channels of x [B, s, H, D], as many as the tables [s, R] have."""
+    cos, sin = (table.to(x.dtype)[None, :, None, :] for table in (cos, sin))
+    turned, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
+    first, second = turned.chunk(2, dim=-1)
+    return torch.cat((turned * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamShard:
+    """Which rows of one stream each rank holds, which follows from their places in the sequence."""
+
+    order: Tensor
+    """Numbers of the stream's rows, those of rank 0 first."""
+    sizes: tuple[int, ...]
+    """How many of them each rank holds."""
+
+    def local(self, rank: int) -> Tensor:
+        """Numbers of the rows that `rank` holds."""
+        start = sum(self.sizes[:rank])
+        return self.order[start : start + self.sizes[rank]]
+
+    def gather(self, x: Tensor, *, axis: Axis) -> Tensor:
+        """All rows [B, n, C] in the stream's own order, on every rank, from this rank's."""
+        rows = gather_shards(x.transpose(0, 1).contiguous(), sizes=self.sizes, axis=axis)
+        return torch.empty_like(rows).index_copy_(0, self.order, rows).transpose(0, 1)
+
+
+def shard_streams(places: Mapping[str, Tensor], *, rows: int, degree: int) -> dict[str, StreamShard]:
+    """How the streams are split when a sequence of `rows` rows is; `places`: where each stream's rows are in it."""
+    device = next(iter(places.values())).device
+    ranks = torch.arange(degree, device=device)[:, None]
+    ends = torch.tensor(list(accumulate(shard_rows(rows, degree=degree))), device=device)
+    holders = {name: torch.bucketize(place, ends, right=True) for name, place in places.items()}
+    # The host waits for the device here, once a forward: shard sizes are shapes.
+    counts = torch.stack([(holder == ranks).sum(1) for holder in holders.values()]).tolist()
+    return {
+        name: StreamShard(holder.argsort(stable=True), tuple(sizes))
+        for (name, holder), sizes in zip(holders.items(), counts, strict=True)
+    }
+
+
+def _own_text(refiner: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    """The projected text as a tensor of its own: a linear layer returns a view, which costs a second graph."""
+    return (inputs[0].clone(),)
+
+
+class MiniMaxH3Seams:
+    """Hands the forward this rank's rows and gathers its outputs; see the module's text."""
+
+    def __init__(self, loop: Loop, *, protect_conditions: bool = False) -> None:
+        """`protect_conditions`: what comes before the generated video (text, conditions, audio) is protected."""
+        self.plan = loop.plan
+        self._protect = protect_conditions
+        self._transformer = loop.transformer
+        self._shards: dict[str, StreamShard] = {}
+
+    def install(self, transformer: nn.Module) -> Callable[[], None]:
+        """See `Seams.install`."""
+        hooks = [
+            transformer.token_refiner.register_forward_pre_hook(_own_text),
+            transformer.token_refiner.register_forward_hook(self._cut_text),
+        ]
+
+        def undo() -> None:
+            for hook in hooks:
+                hook.remove()
+
+        return undo
+
+    def begin(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Seams.begin`."""
+        places = {name: arguments[name] for name in STREAMS}
+        axis, rows = self.plan.axis, arguments["position_ids"].shape[0]
+        self._shards = shard_streams(places, rows=rows, degree=axis.degree)
+        held = self.plan.begin(
+            Request(rows=rows, prefix=self._prefix(places)),
+            dtype=str(self._transformer.context_embedder.weight.dtype),
+            batch=arguments["hidden_states"].shape[0],
+            rows_by_stream=[shard.sizes for shard in self._shards.values()],
+        )
+        # Views suffice: no compiled block sees these, only what the forward computes from them.
+        mine: dict[str, Any] = {
+            name: arguments[name][held] for name in ("timestep_indices", "token_tags", "position_ids")
+        }
+        for name, stream in STREAMS.items():
+            local = self._shards[name].local(axis.rank)
+            mine[name] = places[name][local] - held.start
+            if stream is not None:
+                mine[stream] = arguments[stream][:, local]
+        if arguments["timestep"].shape[0] == 1:
+            # In a first step all rows share one noise level. A dim of 1 is compiled into a graph of its own; a second
+            # noise level, which no row refers to, avoids it.
+            mine["timestep"] = arguments["timestep"].repeat(2)
+        return {**arguments, **mine}
+
+    def finish(self, output: Any) -> Any:
+        """See `Seams.finish`."""
+        local = output if isinstance(output, tuple) else (output.sample, output.audio_sample)
+        video, audio = (
+            self._shards[name].gather(x, axis=self.plan.axis)
+            for name, x in zip(("video_indices", "audio_indices"), local, strict=True)
+        )
+        self._shards = {}
+        return (video, audio) if isinstance(output, tuple) else type(output)(sample=video, audio_sample=audio)
+
+    def abort(self) -> None:
+        """See `Seams.abort`."""
+        self._shards = {}
+
+    def report(self) -> dict[str, Any]:
+        """See `Seams.report`."""
+        return {"conditions": "protected" if self._protect else "may be pruned"}
+
+    def _cut_text(self, refiner: nn.Module, inputs: Any, text: Tensor) -> Tensor:
+        return text[:, self._shards["text_indices"].local(self.plan.axis.rank)]
+
+    def _prefix(self, places: Mapping[str, Tensor]) -> KVPrefix | None:
+        """In every layout diffusers builds, the generated video is what follows the last row of audio (or text)."""
+        if not self._protect:
+            return None
+        last = torch.cat([places["text_indices"], places["audio_indices"]]).max()
+        return KVPrefix(rows=int(last) + 1, kind="packed")
+
+
+def _heads(config: Mapping[str, Any]) -> Heads:
+    heads = config["num_attention_heads"]
+    return Heads(query=heads, kv=heads, head_dim=config["attention_head_dim"])
+
+
+def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> int:
+    patch_frames, patch_height, patch_width = config["patch_size"]
+    return frames // patch_frames * -(-height // patch_height) * -(-width // patch_width)
+
+
+def _latents(vae: Mapping[str, Any], frames: int, height: int, width: int) -> tuple[int, int, int]:
+    """17 k + 5 frames are 5 k + 2 latent frames, and diffusers rounds other frame counts up."""
+    clip = vae["clip_length"]
+    per_clip = -(-clip // math.prod(vae["temporal_downsample_factors"]))
+    clips = max(0, -(-(frames - per_clip) // clip))
+    stride = math.prod(vae["spatial_downsample_factors"])
+    return clips * per_clip + 2, -(-height // stride), -(-width // stride)
+
+
+MINIMAX_H3 = ModelPlan(
+    name="minimax-h3",
+    transformer="MiniMaxH3Transformer3DModel",
+    layers="transformer_blocks",
+    attention="attn",
+    heads=_heads,
+    depth="num_layers",
+    rows=_rows,
+    latents=_latents,
+    vae_keys=("clip_length", "spatial_downsample_factors", "temporal_downsample_factors"),
+    not_counted="text, audio (640 rows at 192 frames) and keyframes: sharded, on top of these rows",
+    released=GenerationDefaults(height=736, width=1280, frames=192, fps=24, steps=50, guidance_scale=1.0),
+    processor=MiniMaxH3Processor,
+    seams=MiniMaxH3Seams,
+    options=("protect_conditions",),
+)
