@@ -62,8 +62,8 @@ class Generated:
 class MiniMaxH3Pipeline:
     """The components of one checkpoint and the blocks of one workflow."""
 
-    def __init__(self, blocks: ModularPipeline) -> None:
-        self.blocks = blocks
+    def __init__(self, modular: ModularPipeline) -> None:
+        self.modular = modular
 
     @classmethod
     def from_pretrained(cls, folder: Path, *, dtype: torch.dtype, encode_text: bool, keyframe: bool) -> Self:
@@ -89,26 +89,26 @@ class MiniMaxH3Pipeline:
     @property
     def transformer(self) -> Any:
         """The `MiniMaxH3Transformer3DModel`."""
-        return self.blocks.transformer
+        return self.modular.transformer
 
     @property
     def scheduler(self) -> Any:
         """The video's scheduler, which tells the steps; the soundtrack has one of its own."""
-        return self.blocks.scheduler
+        return self.modular.scheduler
 
     @property
     def vae(self) -> Any:
         """The video's; the soundtrack has one of its own."""
-        return self.blocks.vae
+        return self.modular.vae
 
     def to(self, device: str | torch.device) -> Self:
         """Move every component."""
-        self.blocks.to(device)
+        self.modular.to(device)
         return self
 
     def set_progress_bar_config(self, **config: Any) -> None:
         """Of the denoising loop."""
-        self.blocks.set_progress_bar_config(**config)
+        self.modular.set_progress_bar_config(**config)
 
     def __call__(
         self,
@@ -131,10 +131,10 @@ class MiniMaxH3Pipeline:
         """
         text: dict[str, Any] = {"prompt": prompt}
         if prompt_embeds is not None:
-            rows, tag = prompt_embeds.shape[1], self.blocks.text_tag
+            rows, tag = prompt_embeds.shape[1], self.modular.text_tag
             tags = torch.full((rows,), tag) if text_token_tags is None else text_token_tags
-            text = {"prompt_embeds": prompt_embeds.to(self.blocks.device), "text_token_tags": tags}
-        state = self.blocks(
+            text = {"prompt_embeds": prompt_embeds.to(self.modular.device), "text_token_tags": tags}
+        state = self.modular(
             **text,
             **({} if image is None else {"image": image}),
             num_frames=num_frames,

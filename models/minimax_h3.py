@@ -75,7 +75,8 @@ class StreamShard:
     def gather(self, x: Tensor, *, axis: Axis) -> Tensor:
         """All rows [B, n, C] in the stream's own order, on every rank, from this rank's."""
         rows = gather_shards(x.transpose(0, 1).contiguous(), sizes=self.sizes, axis=axis)
-        return torch.empty_like(rows).index_copy_(0, self.order, rows).transpose(0, 1)
+        whole = x.new_empty(x.shape[0], len(self.order), x.shape[2])
+        return whole.index_copy_(1, self.order, rows.transpose(0, 1))
 
 
 def shard_streams(places: Mapping[str, Tensor], *, rows: int, degree: int) -> dict[str, StreamShard]:
@@ -98,7 +99,11 @@ def _own_text(refiner: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
 
 
 class MiniMaxH3Seams:
-    """Hands the forward this rank's rows and gathers its outputs; see the module's text."""
+    """Hands the forward this rank's rows and gathers its outputs; see the module's text.
+
+    Compiled regionally, blocks and refiner blocks make one graph each. Another is added by a batch of another size, and
+    by a first request with exactly as many local rows, or rows of text, as channels.
+    """
 
     def __init__(self, loop: Loop, *, protect_conditions: bool = False) -> None:
         """`protect_conditions`: what comes before the generated video (text, conditions, audio) is protected."""

@@ -177,7 +177,7 @@ def test_two_graphs_for_all_models_layers_and_lengths():
 
 def test_the_video_scheduler_tells_the_steps_and_the_audio_scheduler_does_not(h3_pipeline):
     handle = parallelize(h3_pipeline)
-    clock, audio = handle.loop.plan.clock, h3_pipeline.blocks.audio_scheduler
+    clock, audio = handle.loop.plan.clock, h3_pipeline.modular.audio_scheduler
     assert type(audio) is MiniMaxH3Scheduler
     h3_pipeline.scheduler.set_timesteps(4)
     assert (clock.step, clock.total) == (0, 3), "4 points of the noise grid are 3 forwards"
@@ -188,3 +188,4 @@ def test_the_video_scheduler_tells_the_steps_and_the_audio_scheduler_does_not(h3
     assert clock.step == 1
     handle.remove()
     assert type(h3_pipeline.scheduler) is MiniMaxH3Scheduler
+    parallelize(h3_pipeline.modular).remove()  # diffusers' own object is as good
