@@ -81,7 +81,7 @@ class MiniMaxH3Pipeline:
         parts["decode"] = DecodeUnlessLatent()
         pipeline = blocks.init_pipeline(str(folder))
         pipeline.load_components(dtype=dtype)
-        missing = [name for name, component in pipeline.components.items() if component is None]
+        missing = sorted(name for name, component in pipeline.components.items() if component is None)
         if missing:
             raise ValueError(f"the checkpoint {folder} does not hold {', '.join(missing)}")
         return cls(pipeline)

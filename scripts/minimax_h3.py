@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from models.checkpoint import read_index
 from models.h3_pipeline import TEXT_COMPONENTS, MiniMaxH3Pipeline
 from models.tiny_h3 import TRANSFORMER, byte_embeddings
 
@@ -46,7 +47,8 @@ def check(settings: Settings, folder: Path, config: Mapping[str, Any]) -> None:
     if settings.prompt_embeds is not None:
         _check_embeddings(settings.prompt_embeds, channels=config["text_dim"])
     elif settings.model != "h3-tiny":
-        missing = [name for name in TEXT_COMPONENTS if not (folder / name).is_dir()]
+        index = read_index(folder)
+        missing = [name for name in TEXT_COMPONENTS if index.get(name, [None])[0] is None]
         if missing:
             raise ValueError(f"the checkpoint {folder} has no {', '.join(missing)} for --prompt; give --prompt-embeds")
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from models.builtin import checkpoint_folder, generation_defaults
+from models.h3_pipeline import MiniMaxH3Pipeline
 from models.shapes import shape_of_checkpoint
 from models.tiny_h3 import byte_embeddings, write_h3_tiny
 
@@ -49,6 +50,11 @@ def test_each_byte_of_a_prompt_is_a_row():
     assert ball.shape == (1, len("a ball €".encode()), 16)
     same = (ball == cube).all(-1)[0].tolist()
     assert same == [x == y for x, y in zip("a ball €".encode(), "a cube €".encode(), strict=True)]
+
+
+def test_a_pipeline_says_what_the_folder_does_not_hold(folder):
+    with pytest.raises(ValueError, match="does not hold processor, text_encoder, tokenizer"):
+        MiniMaxH3Pipeline.from_pretrained(folder, dtype=torch.float32, encode_text=True, keyframe=False)
 
 
 def test_its_shape_and_the_request_of_a_folder(folder):
