@@ -29,7 +29,8 @@ def generation_defaults(name_or_path: str | Path) -> GenerationDefaults:
     from .checkpoint import read_transformer_config  # costs seconds, which `--help` should not pay
 
     plan, _ = read_transformer_config(Path(name_or_path))
-    return plan.released
+    assert plan.sizes is not None
+    return plan.sizes.released
 
 
 def checkpoint_folder(name_or_path: str | Path, *, scratch: Path) -> Path:

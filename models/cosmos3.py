@@ -17,7 +17,7 @@ from parallel_attn import KVPrefix, Request
 from parallel_attn.exchange import gather_rows
 
 from .loop import Loop
-from .plan import GenerationDefaults, Heads, ModelPlan
+from .plan import GenerationDefaults, Heads, ModelPlan, Sizes
 from .processor import ParallelProcessor
 from .text import KeptText, TextReuse
 from .token_order import TokenOrder
@@ -170,28 +170,22 @@ def _towers_read(und_seq: Tensor, gen_seq: Tensor, rotary_emb: RotaryTables) -> 
     return ("generation", "text") if und_seq.shape[0] else ("generation",)
 
 
-def _latents(vae: Mapping[str, Any], frames: int, height: int, width: int) -> tuple[int, int, int]:
-    """The first latent frame is one video frame, every other one a stride of them."""
-    temporal, spatial = vae["scale_factor_temporal"], vae["scale_factor_spatial"]
-    return (frames - 1) // temporal + 1, -(-height // spatial), -(-width // spatial)
-
-
 COSMOS3 = ModelPlan(
     name="cosmos3",
     transformer="Cosmos3OmniTransformer",
     layers="layers",
     attention="self_attn",
     heads=_heads,
-    depth="num_hidden_layers",
-    rows=_rows,
     token_orders=("raster", "serpentine"),
-    latents=_latents,
-    vae_keys=("scale_factor_temporal", "scale_factor_spatial"),
-    not_counted="text: a replicated prefix, never sharded",
-    released=GenerationDefaults(height=720, width=1280, frames=189, fps=24, steps=35, guidance_scale=6.0),
     processor=Cosmos3Processor,
     seams=Cosmos3Seams,
     options=("keep_text",),
     weight_group=_tower,
     needed_groups=_towers_read,
+    sizes=Sizes(
+        released=GenerationDefaults(height=720, width=1280, frames=189, fps=24, steps=35, guidance_scale=6.0),
+        rows=_rows,
+        depth="num_hidden_layers",
+        not_counted="text: a replicated prefix, never sharded",
+    ),
 )

@@ -22,7 +22,7 @@ from parallel_attn.exchange import Axis, gather_shards
 from parallel_attn.request import shard_rows
 
 from .loop import Loop
-from .plan import GenerationDefaults, Heads, ModelPlan
+from .plan import GenerationDefaults, ModelPlan, Sizes, equal_heads
 from .processor import ParallelProcessor
 
 STREAMS = {"video_indices": "hidden_states", "audio_indices": "audio_hidden_states", "text_indices": None}
@@ -180,11 +180,6 @@ class MiniMaxH3Seams:
         return KVPrefix(rows=int(last) + 1, kind="packed")
 
 
-def _heads(config: Mapping[str, Any]) -> Heads:
-    heads = config["num_attention_heads"]
-    return Heads(query=heads, kv=heads, head_dim=config["attention_head_dim"])
-
-
 def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> int:
     patch_frames, patch_height, patch_width = config["patch_size"]
     return frames // patch_frames * -(-height // patch_height) * -(-width // patch_width)
@@ -204,14 +199,15 @@ MINIMAX_H3 = ModelPlan(
     transformer="MiniMaxH3Transformer3DModel",
     layers="transformer_blocks",
     attention="attn",
-    heads=_heads,
-    depth="num_layers",
-    rows=_rows,
-    latents=_latents,
-    vae_keys=("clip_length", "spatial_downsample_factors", "temporal_downsample_factors"),
-    not_counted="text, audio (640 rows at 192 frames) and keyframes: sharded, on top of these rows",
-    released=GenerationDefaults(height=736, width=1280, frames=192, fps=24, steps=50, guidance_scale=1.0),
+    heads=equal_heads,
     processor=MiniMaxH3Processor,
     seams=MiniMaxH3Seams,
     options=("protect_conditions",),
+    sizes=Sizes(
+        released=GenerationDefaults(height=736, width=1280, frames=192, fps=24, steps=50, guidance_scale=1.0),
+        rows=_rows,
+        latents=_latents,
+        vae_keys=("clip_length", "spatial_downsample_factors", "temporal_downsample_factors"),
+        not_counted="text, audio (640 rows at 192 frames) and keyframes: sharded, on top of these rows",
+    ),
 )

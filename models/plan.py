@@ -23,6 +23,12 @@ class Heads:
     head_dim: int
 
 
+def equal_heads(config: Mapping[str, Any]) -> Heads:
+    """Head counts of a model with as many KV heads as query heads."""
+    heads = config["num_attention_heads"]
+    return Heads(query=heads, kv=heads, head_dim=config["attention_head_dim"])
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationDefaults:
     """One request to a pipeline; height and width in pixels, `frames` in video frames."""
@@ -33,6 +39,30 @@ class GenerationDefaults:
     fps: int
     steps: int
     guidance_scale: float
+
+
+def causal_latents(vae: Mapping[str, Any], frames: int, height: int, width: int) -> tuple[int, int, int]:
+    """`Sizes.latents` of a VAE whose first latent frame is one video frame and every other one a stride of them."""
+    temporal, spatial = vae["scale_factor_temporal"], vae["scale_factor_spatial"]
+    return (frames - 1) // temporal + 1, -(-height // spatial), -(-width // spatial)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """What a request to a checkpoint comes to, for the command lines: nothing here is needed to run a model."""
+
+    released: GenerationDefaults
+    """The request of the released checkpoint, for whatever a user leaves out."""
+    rows: Callable[[Mapping[str, Any], int, int, int], int]
+    """Sharded rows of a request: (transformer config, latent frames, latent height, latent width)."""
+    latents: Callable[[Mapping[str, Any], int, int, int], tuple[int, int, int]] = causal_latents
+    """Latent frames, height and width of a request: (VAE config, video frames, height and width in pixels)."""
+    vae_keys: tuple[str, ...] = ("scale_factor_temporal", "scale_factor_spatial")
+    """What `latents` reads in the VAE's config."""
+    depth: str = "num_layers"
+    """Name of the number of layers in the transformer's config."""
+    not_counted: str
+    """What else attends beside `rows`, in words, and whether it is sharded."""
 
 
 class Seams(Protocol):
@@ -73,18 +103,6 @@ class ModelPlan:
     """Path of the attention module inside a layer."""
     heads: Callable[[Mapping[str, Any]], Heads]
     """Head counts from the transformer's config."""
-    depth: str
-    """Name of the number of layers in the transformer's config."""
-    rows: Callable[[Mapping[str, Any], int, int, int], int]
-    """Sharded rows of a request: (transformer config, latent frames, latent height, latent width)."""
-    latents: Callable[[Mapping[str, Any], int, int, int], tuple[int, int, int]]
-    """Latent frames, height and width of a request: (VAE config, video frames, height and width in pixels)."""
-    vae_keys: tuple[str, ...]
-    """What `latents` reads in the VAE's config."""
-    not_counted: str
-    """What else attends beside `rows`, in words, and whether it is sharded."""
-    released: GenerationDefaults
-    """The request of the released checkpoint, for whatever a user leaves out."""
     token_orders: tuple[str, ...] = ("raster",)
     """Orders of video tokens its seams know, as a strategy names them."""
     processor: Callable[[ParallelAttention], Any]
@@ -97,6 +115,8 @@ class ModelPlan:
     """The group of a layer's parameter, by its name in the layer; under layerwise offload groups stream apart."""
     needed_groups: Callable[..., Collection[str]] | None = None
     """The groups a layer call reads, by its arguments; None: all."""
+    sizes: Sizes | None = None
+    """What a request comes to; every plan in `PLANS` has it, one of your own needs none."""
 
     def attention_modules(self, transformer: nn.Module) -> list[nn.Module]:
         """The attention module of every layer, in order."""

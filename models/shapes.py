@@ -14,7 +14,7 @@ from typing import Any
 from .builtin import generation_defaults
 from .checkpoint import read_transformer_config
 from .minimax_h3 import MINIMAX_H3
-from .plan import ModelPlan
+from .plan import GenerationDefaults, ModelPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,9 +38,31 @@ class ModelShape:
     """Denoising iterations."""
 
 
-def _rows_of(plan: ModelPlan, config: Mapping[str, Any], vae: Mapping[str, Any]) -> Callable[[int, int, int], int]:
-    """`ModelShape.rows` of a model with a plan, from the configs of its transformer and its VAE."""
-    return lambda frames, height, width: plan.rows(config, *plan.latents(vae, frames, height, width))
+def _shape(
+    plan: ModelPlan,
+    config: Mapping[str, Any],
+    vae: Mapping[str, Any],
+    *,
+    name: str,
+    request: GenerationDefaults | None = None,
+) -> ModelShape:
+    """The shape of a model with a plan, from the configs of its transformer and its VAE; its released `request`."""
+    heads, sizes = plan.heads(config), plan.sizes
+    assert sizes is not None
+    request = request or sizes.released
+    return ModelShape(
+        name=name,
+        query_heads=heads.query,
+        kv_heads=heads.kv,
+        head_dim=heads.head_dim,
+        layers=config[sizes.depth],
+        rows=lambda frames, height, width: sizes.rows(config, *sizes.latents(vae, frames, height, width)),
+        not_counted=sizes.not_counted,
+        frames=request.frames,
+        height=request.height,
+        width=request.width,
+        steps=request.steps,
+    )
 
 
 def _causal_latent_frames(frames: int, stride: int) -> int:
@@ -82,22 +104,11 @@ _SHAPES = (
         width=1280,
         steps=35,
     ),
-    ModelShape(
+    _shape(
+        MINIMAX_H3,
+        {"num_attention_heads": 56, "attention_head_dim": 128, "num_layers": 50, "patch_size": (1, 2, 2)},
+        {"clip_length": 17, "spatial_downsample_factors": (16,), "temporal_downsample_factors": (4,)},
         name="minimax-h3",
-        query_heads=56,
-        kv_heads=56,
-        head_dim=128,
-        layers=50,
-        rows=_rows_of(
-            MINIMAX_H3,
-            {"patch_size": (1, 2, 2)},
-            {"clip_length": 17, "spatial_downsample_factors": (16,), "temporal_downsample_factors": (4,)},
-        ),
-        not_counted=MINIMAX_H3.not_counted,
-        frames=MINIMAX_H3.released.frames,
-        height=MINIMAX_H3.released.height,
-        width=MINIMAX_H3.released.width,
-        steps=MINIMAX_H3.released.steps,
     ),
     ModelShape(
         name="qwen-image",
@@ -137,23 +148,10 @@ def shape_of_checkpoint(folder: Path, *, name: str | None = None) -> ModelShape:
     `UnsupportedError` for a transformer without a plan, ValueError for a folder without the configs.
     """
     plan, config = read_transformer_config(folder)
+    assert plan.sizes is not None
     vae_file = folder / "vae" / "config.json"
     vae = json.loads(vae_file.read_text()) if vae_file.is_file() else {}
-    missing = [key for key in plan.vae_keys if key not in vae]
+    missing = [key for key in plan.sizes.vae_keys if key not in vae]
     if missing:
         raise ValueError(f"the checkpoint {folder} has no vae/config.json with {' and '.join(missing)}")
-    heads = plan.heads(config)
-    own = generation_defaults(name or folder)
-    return ModelShape(
-        name=name or str(folder),
-        query_heads=heads.query,
-        kv_heads=heads.kv,
-        head_dim=heads.head_dim,
-        layers=config[plan.depth],
-        rows=_rows_of(plan, config, vae),
-        not_counted=plan.not_counted,
-        frames=own.frames,
-        height=own.height,
-        width=own.width,
-        steps=own.steps,
-    )
+    return _shape(plan, config, vae, name=name or str(folder), request=generation_defaults(name or folder))
