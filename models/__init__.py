@@ -2,5 +2,8 @@
 
 from .apply import parallelize
 from .handle import Handle
+from .plan import Heads, ModelPlan
+from .processor import ParallelProcessor
+from .seams import RowSeams
 
-__all__ = ["Handle", "parallelize"]
+__all__ = ["Handle", "Heads", "ModelPlan", "ParallelProcessor", "RowSeams", "parallelize"]

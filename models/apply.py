@@ -18,11 +18,13 @@ from .cosmos3 import COSMOS3
 from .handle import Handle
 from .loop import HOOK_NAME, ForwardHook, Loop
 from .minimax_h3 import MINIMAX_H3
-from .plan import ModelPlan
+from .plan import ModelPlan, Seams
+from .qwen_image import QWEN_IMAGE
 from .recipes import policy_of
 from .scheduler import bind_pipeline, bind_scheduler
+from .wan import WAN
 
-PLANS: dict[str, ModelPlan] = {plan.transformer: plan for plan in (COSMOS3, MINIMAX_H3)}
+PLANS: dict[str, ModelPlan] = {plan.transformer: plan for plan in (COSMOS3, MINIMAX_H3, QWEN_IMAGE, WAN)}
 """Every supported transformer class by name."""
 
 
@@ -32,46 +34,80 @@ def parallelize(
     mesh: DeviceMesh | None = None,
     attention: AttentionConfig | None = None,
     strategy: Strategy | BlockSparse | str | Path | None = None,
+    model_plan: ModelPlan | None = None,
     **options: Any,
 ) -> Handle:
     """Run the attention of a diffusers pipeline, or of a bare transformer, by strict Ulysses over `mesh`.
 
     Changes this one instance in place and returns a handle whose `remove()` restores it. `mesh` has an axis
     "ulysses" (`init_ulysses_mesh`); None is degree 1. `strategy`: the attention method by step and layer, or a recipe's
-    name or file; None takes the one in a pipeline's checkpoint folder, if there is one, and "off" does not. A
-    pipeline's scheduler tells the steps; with a bare transformer, `handle.denoising(total)` does. Every rank calls this
-    with the same arguments. Raises `UnsupportedError` with all reasons, or ValueError, changing nothing.
+    name or file; None takes the one in a pipeline's checkpoint folder, if there is one, and "off" does not.
+    `model_plan`: describes a transformer class that this library has no plan for. A pipeline's scheduler tells the
+    steps; with a bare transformer, `handle.denoising(total)` does. A pipeline's second transformer (Wan 2.2) shares the
+    state of the first: one clock, one strategy. Every rank calls this with the same arguments. Raises
+    `UnsupportedError` with all reasons, or ValueError, changing nothing.
 
     Options of one model alone: `keep_text` (Cosmos3): reuse the text K/V over steps; None decides, True insists.
     `protect_conditions` (MiniMax-H3): no selection drops text, conditions and audio, whose own rows stay dense.
     """
-    pipeline, transformer = (None, model) if isinstance(model, nn.Module) else (model, model.transformer)
-    require(_refusals(transformer, mesh))
-    spec = PLANS[type(transformer).__name__]
+    pipeline = None if isinstance(model, nn.Module) else model
+    transformers = [model] if pipeline is None else _transformers(pipeline)
+    found = [(model_plan or PLANS.get(type(each).__name__), each) for each in transformers]
+    require(refusal for spec, each in found for refusal in _refusals(spec, each, mesh))
+    specs = [(spec, each) for spec, each in found if spec is not None]
+    for spec, _ in specs:
+        _check_options(spec, options)
+    layers = _layers(specs)
+    plan = AttentionPlan(mesh=mesh, config=attention, strategy=_strategy(strategy, pipeline), layers=layers)
+    order = plan.methods.strategy.token_order
+    require(
+        refuse("token-order", order=order, model=spec.name, known=" and ".join(spec.token_orders))
+        for spec, _ in specs
+        if order not in spec.token_orders
+    )
+
+    with ExitStack() as undo:  # an error on the way leaves the model as it was
+        parts = [_attach(spec, Loop(plan, each, pipeline), options, undo) for spec, each in specs]
+        if pipeline is not None:
+            undo.callback(bind_scheduler(pipeline.scheduler, plan.clock))
+            undo.callback(bind_pipeline(pipeline, plan.clock))
+        return Handle(parts=parts, undo=undo.pop_all())
+    raise AssertionError("the block above returns or raises")
+
+
+def _transformers(pipeline: Any) -> list[nn.Module]:
+    """The transformer of a pipeline, or both: Wan 2.2 has one for high noise and one for low, and may lack either."""
+    found = [getattr(pipeline, name, None) for name in ("transformer", "transformer_2")]
+    return [transformer for transformer in found if transformer is not None]
+
+
+def _check_options(spec: ModelPlan, options: dict[str, Any]) -> None:
     unknown = [name for name in options if name not in spec.options]
     if unknown:
         known = ", ".join(spec.options) or "none"
         raise ValueError(f"{', '.join(unknown)}: not an option of {spec.name}; its own options: {known}")
-    layers = len(spec.attention_modules(transformer))
-    plan = AttentionPlan(mesh=mesh, config=attention, strategy=_strategy(strategy, pipeline), layers=layers)
-    if (order := plan.methods.strategy.token_order) not in spec.token_orders:
-        require([refuse("token-order", order=order, model=spec.name, known=" and ".join(spec.token_orders))])
-    loop = Loop(plan, transformer, pipeline)
-    seams = spec.seams(loop, **options)
 
-    with ExitStack() as undo:  # an error on the way leaves the model as it was
-        for layer, module in enumerate(spec.attention_modules(transformer)):
-            undo.callback(module.set_processor, module.processor)
-            module.set_processor(spec.processor(ParallelAttention(plan, layer=layer)))
-        undo.callback(seams.install(transformer))
-        registry = HookRegistry.check_if_exists_or_initialize(transformer)
-        registry.register_hook(ForwardHook(loop, seams), HOOK_NAME)
-        undo.callback(registry.remove_hook, HOOK_NAME, recurse=False)
-        if pipeline is not None:
-            undo.callback(bind_scheduler(pipeline.scheduler, plan.clock))
-            undo.callback(bind_pipeline(pipeline, plan.clock))
-        return Handle(spec=spec, loop=loop, seams=seams, undo=undo.pop_all())
-    raise AssertionError("the block above returns or raises")
+
+def _layers(specs: list[tuple[ModelPlan, nn.Module]]) -> int:
+    """The number of layers, of two transformers alike: one strategy names the layers of both."""
+    first, *others = (len(spec.attention_modules(transformer)) for spec, transformer in specs)
+    if any(other != first for other in others):
+        raise ValueError(
+            f"the pipeline's transformers have {first} and {others[0]} layers; one strategy needs one number"
+        )
+    return first
+
+
+def _attach(spec: ModelPlan, loop: Loop, options: dict[str, Any], undo: ExitStack) -> tuple[ModelPlan, Loop, Seams]:
+    transformer, seams = loop.transformer, spec.seams(loop, **options)
+    for layer, module in enumerate(spec.attention_modules(transformer)):
+        undo.callback(module.set_processor, module.processor)
+        module.set_processor(spec.processor(ParallelAttention(loop.plan, layer=layer)))
+    undo.callback(seams.install(transformer))
+    registry = HookRegistry.check_if_exists_or_initialize(transformer)
+    registry.register_hook(ForwardHook(loop, seams), HOOK_NAME)
+    undo.callback(registry.remove_hook, HOOK_NAME, recurse=False)
+    return spec, loop, seams
 
 
 def _strategy(asked: Strategy | BlockSparse | str | Path | None, pipeline: Any | None) -> Strategy | BlockSparse:
@@ -81,11 +117,10 @@ def _strategy(asked: Strategy | BlockSparse | str | Path | None, pipeline: Any |
     return policy_of(Path(source) if source else None, recipe=asked).strategy
 
 
-def _refusals(transformer: nn.Module, mesh: DeviceMesh | None) -> list[Refusal]:
+def _refusals(spec: ModelPlan | None, transformer: nn.Module, mesh: DeviceMesh | None) -> list[Refusal]:
     name = type(transformer).__name__
-    spec = PLANS.get(name)
-    if spec is None:
-        return [refuse("model", transformer=name, known=", ".join(PLANS))]
+    if spec is None or spec.transformer != name:
+        return [refuse("model", transformer=name, known=", ".join(PLANS) if spec is None else spec.transformer)]
     found = []
     state = _already_parallel(spec, transformer)
     if state:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,18 +14,22 @@ from .plan import ModelPlan, Seams
 
 
 class Handle:
-    """One parallelized transformer."""
+    """One parallelized model: `spec`, `loop` and `seams` are those of its transformer, or of the first of two."""
 
-    def __init__(self, *, spec: ModelPlan, loop: Loop, seams: Seams, undo: ExitStack) -> None:
-        self.spec = spec
-        self.loop = loop
-        self.seams = seams
+    def __init__(self, *, parts: Sequence[tuple[ModelPlan, Loop, Seams]], undo: ExitStack) -> None:
+        self.spec, self.loop, self.seams = parts[0]
+        self._parts = parts
         self._undo = undo
+
+    @property
+    def transformers(self) -> list[nn.Module]:
+        """Every parallelized transformer: two of a pipeline that has two (Wan 2.2)."""
+        return [loop.transformer for _, loop, _ in self._parts]
 
     @property
     def attention_modules(self) -> list[nn.Module]:
         """The attention module of every layer, in order."""
-        return self.spec.attention_modules(self.loop.transformer)
+        return [module for spec, loop, _ in self._parts for module in spec.attention_modules(loop.transformer)]
 
     @contextmanager
     def denoising(self, total: int) -> Iterator[Handle]:

@@ -28,6 +28,7 @@ class Loop:
     def __init__(self, plan: AttentionPlan, transformer: nn.Module, pipeline: Any | None) -> None:
         self.plan = plan
         self.transformer = transformer
+        self.compiled = False
         self._pipeline = None if pipeline is None else weakref.ref(pipeline)
         self._scheduler = None if pipeline is None else weakref.ref(pipeline.scheduler)
 
@@ -74,15 +75,15 @@ class ForwardHook(ModelHook):
         self.loop = loop
         self.seams = seams
         self.announced = StateManager(BaseState)
-        self._tells_compilation = False
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Replaces `module.forward`."""
         original = self.fn_ref.original_forward
         try:
             self._check(module)
-            arguments = inspect.signature(original).bind(*args, **kwargs).arguments
-            output = self.seams.finish(original(**self.seams.begin(arguments)))
+            bound = inspect.signature(original).bind(*args, **kwargs)
+            bound.arguments = dict(self.seams.begin(bound.arguments))
+            output = self.seams.finish(original(*bound.args, **bound.kwargs))
         except BaseException as error:
             self.seams.abort()
             self.loop.plan.clock.stop()
@@ -100,8 +101,8 @@ class ForwardHook(ModelHook):
         if getattr(module, "is_cache_enabled", False):
             config = type(module._cache_config).__name__
             require([refuse("step-cache", config=config, transformer=type(module).__name__)])
-        if not self._tells_compilation and any(m._compiled_call_impl is not None for m in module.modules()):
-            self._tells_compilation = True
+        if not self.loop.compiled and any(m._compiled_call_impl is not None for m in module.modules()):
+            self.loop.compiled = True
             _tell_compilation(self.loop.plan)
         context = self.announced._context
         self.loop.check_step(None if context is None else context.step_index)

@@ -1,6 +1,6 @@
 """What the library needs to know about a diffusers transformer, as data; `apply.py` does the rest.
 
-Adding a model is one file with a `ModelPlan`, registered in `PLANS`.
+Adding a model is one file with a `ModelPlan`; CONTRIBUTING.md shows how.
 """
 
 from __future__ import annotations

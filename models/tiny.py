@@ -72,14 +72,14 @@ def write_cosmos3_tiny(folder: Path, *, seed: int = 0, num_layers: int = 3) -> P
         transformer = Cosmos3OmniTransformer(num_hidden_layers=num_layers, **COSMOS3_TINY)
         vae = AutoencoderKLWan(**_VAE)
     scheduler = UniPCMultistepScheduler(**_SCHEDULER)
-    tokenizer = _byte_tokenizer()
+    tokenizer = byte_tokenizer()
     pipeline = Cosmos3OmniPipeline(transformer, tokenizer, vae, scheduler, enable_safety_checker=False)
     pipeline.save_pretrained(folder)
     return folder
 
 
-def _byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Build a byte-level BPE tokenizer without merges: one token a byte, so unequal prompts stay unequal."""
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer without merges: one token a byte, so unequal prompts stay unequal."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

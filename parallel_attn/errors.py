@@ -118,7 +118,7 @@ _TABLE: dict[str, tuple[str, str, str]] = {
     "model": (
         "a {transformer}",
         "no model plan describes where its sequence is sharded",
-        "one of {known}",
+        "one of {known}, or a ModelPlan of your own (CONTRIBUTING.md)",
     ),
     "step-cache": (
         "a step cache ({config}) on a parallelized {transformer}",
@@ -134,6 +134,11 @@ _TABLE: dict[str, tuple[str, str, str]] = {
         "keep_text=True with diffusers' per-step mixed precision",
         "the text tower then computes in another precision in some steps, so its kept K/V would differ",
         "keep_text=None, which recomputes the text in every step here",
+    ),
+    "text-lengths": (
+        "one batch of prompts with {lengths} text tokens",
+        "padding would stand inside the joint sequence [text | image], where no request type describes it",
+        "one call per prompt, or prompts of equal length",
     ),
     "safety-checker": (
         "--safety-checker",

@@ -1,0 +1,121 @@
+"""Qwen-Image (diffusers `QwenImageTransformer2DModel`): one sequence [text | image], sharded as a whole.
+
+A rank holds neighbouring rows: of both streams, or of one. Text padding is dropped where the model begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from parallel_attn import KVPrefix, Request
+from parallel_attn.errors import refuse, require
+
+from .plan import GenerationDefaults, ModelPlan, Sizes, equal_heads
+from .processor import ParallelProcessor
+from .seams import RowSeams
+
+
+class QwenImageProcessor(ParallelProcessor):
+    """Projects and normalizes both streams as diffusers' own processor does, and rotates them as one."""
+
+    def __call__(
+        self,
+        attn: nn.Module,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        encoder_hidden_states_mask: None,
+        attention_mask: None,
+        image_rotary_emb: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """This rank's rows: image [B, i, C], text [B, t, C], one table [t + i, D / 2]; returns both, attended."""
+        image, text, heads = hidden_states, encoder_hidden_states, (attn.heads, -1)
+        q_text = attn.norm_added_q(attn.add_q_proj(text).unflatten(-1, heads))
+        k_text = attn.norm_added_k(attn.add_k_proj(text).unflatten(-1, heads))
+        q = torch.cat([q_text, attn.norm_q(attn.to_q(image).unflatten(-1, heads))], dim=1)
+        k = torch.cat([k_text, attn.norm_k(attn.to_k(image).unflatten(-1, heads))], dim=1)
+        v = torch.cat([attn.add_v_proj(text), attn.to_v(image)], dim=1).unflatten(-1, heads)
+        out = self.attention(_rotate(q, image_rotary_emb), _rotate(k, image_rotary_emb), v).flatten(-2)
+        text_out, image_out = out[:, : text.shape[1]], out[:, text.shape[1] :]
+        return attn.to_out[1](attn.to_out[0](image_out.contiguous())), attn.to_add_out(text_out.contiguous())
+
+
+def _rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Neighbouring channels are one complex number; table [rows, D / 2] holds unit ones."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * table[:, None]).flatten(-2).type_as(x)
+
+
+class QwenImageSeams(RowSeams):
+    """Cuts both streams as they enter the model, and what the model makes of their lengths and the image shapes."""
+
+    def begin(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Seams.begin`."""
+        image, text = arguments["hidden_states"], arguments["encoder_hidden_states"]
+        self.shapes, self.padded_length = arguments["img_shapes"], text.shape[1]
+        self.valid = _valid_rows(arguments.get("encoder_hidden_states_mask"), text)
+        count = len(self.valid)
+        self.start(Request(rows=count + image.shape[1], prefix=KVPrefix(rows=count, kind="packed")), image)
+        self.text = self.valid[self.mine.start : self.mine.stop]
+        first, last = max(self.mine.start - count, 0), max(self.mine.stop - count, 0)
+        changed = {"hidden_states": image[:, first:last], "encoder_hidden_states": text[:, self.text]}
+        if arguments.get("controlnet_block_samples") is not None:
+            changed["controlnet_block_samples"] = [x[:, first:last] for x in arguments["controlnet_block_samples"]]
+        if self.config.zero_cond_t:  # the model modulates rows of the first image and of the others apart
+            ends = [min(max(math.prod(shapes[0]), first), last) for shapes in self.shapes]
+            changed["img_shapes"] = [[(1, 1, end - first), (1, 1, last - end)] for end in ends]
+        return {**arguments, **changed, "encoder_hidden_states_mask": None}
+
+    def _whole_sizes(self, shapes: Any, **options: Any) -> tuple[tuple[Any], dict[str, Any]]:
+        return (self.shapes,), options | {"max_txt_seq_len": self.padded_length}
+
+    def _table(self, tables: tuple[Tensor, Tensor]) -> Tensor:
+        return self.cut(torch.cat([tables[1][self.valid], tables[0]]), dim=0)
+
+    def _image_rows(self, image: Tensor) -> Tensor:
+        """All image rows; the text rows, which the model drops here, travel as zeros."""
+        text = image.new_zeros(image.shape[0], len(self.text), image.shape[2])
+        return self.gather(torch.cat([text, image], dim=1))[:, len(self.valid) :].contiguous()
+
+    inputs: ClassVar = {"pos_embed": _whole_sizes}
+    outputs: ClassVar = {"pos_embed": _table, "proj_out": _image_rows, "img_in": RowSeams.own, "txt_in": RowSeams.own}
+
+
+def _valid_rows(mask: Tensor | None, text: Tensor) -> list[int]:
+    """Text rows that count, of every sample alike."""
+    samples = [[True] * text.shape[1]] if mask is None else mask.bool().tolist()
+    if any(sample != samples[0] for sample in samples):
+        require([refuse("text-lengths", lengths=", ".join(str(sum(sample)) for sample in samples))])
+    return [row for row, counts in enumerate(samples[0]) if counts]
+
+
+def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> int:
+    return frames * (height // config["patch_size"]) * (width // config["patch_size"])
+
+
+def _latents(vae: Mapping[str, Any], frames: int, height: int, width: int) -> tuple[int, int, int]:
+    """diffusers cuts what is left over of a side below one patch."""
+    if frames != 1:
+        raise ValueError(f"--frames {frames}: qwen-image makes one image; use --frames 1 or leave the flag out")
+    return 1, height // vae["scale_factor_spatial"], width // vae["scale_factor_spatial"]
+
+
+QWEN_IMAGE = ModelPlan(
+    name="qwen-image",
+    transformer="QwenImageTransformer2DModel",
+    layers="transformer_blocks",
+    attention="attn",
+    heads=equal_heads,
+    processor=QwenImageProcessor,
+    seams=QwenImageSeams,
+    sizes=Sizes(
+        released=GenerationDefaults(height=1024, width=1024, frames=1, fps=1, steps=50, guidance_scale=4.0),
+        rows=_rows,
+        latents=_latents,
+        not_counted="text: sharded, on top of these rows",
+    ),
+)

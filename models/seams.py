@@ -1,0 +1,98 @@
+"""Seams made of module hooks: rows are cut on the modules before the stack and gathered on the one after it.
+
+The layers are never hooked: a hook on a layer would be compiled with it, and the first layer would need a graph of
+its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from parallel_attn import Request
+from parallel_attn.exchange import gather_rows
+
+from .loop import Loop
+
+
+class RowSeams:
+    """Base of the seams of a model whose rows pass through hookable modules.
+
+    A subclass names the modules in `inputs` and `outputs`, and writes a `begin` that calls `start`; its hooks call
+    `cut` and `gather`.
+    """
+
+    inputs: ClassVar[Mapping[str, Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]]] = {}
+    """Module path -> method that takes what the module is called with; returns (args, kwargs) to call it with."""
+    outputs: ClassVar[Mapping[str, Callable[[Any, Any], Any]]] = {}
+    """Module path -> method that takes what the module returns; returns what it shall return."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.config = loop.transformer.config
+        self.rows = 0
+        self.mine = slice(0)
+
+    def install(self, transformer: nn.Module) -> Callable[[], None]:
+        """See `Seams.install`."""
+        with ExitStack() as undo:
+            for path, change in self.inputs.items():
+                hook = _input_hook(partial(change, self))
+                undo.callback(transformer.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True).remove)
+            for path, change in self.outputs.items():
+                hook = _output_hook(partial(change, self))
+                undo.callback(transformer.get_submodule(path).register_forward_hook(hook).remove)
+            return undo.pop_all().close
+        raise AssertionError("the block above returns or raises")
+
+    def begin(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Seams.begin`."""
+        raise NotImplementedError
+
+    def start(self, request: Request, hidden_states: Tensor) -> None:
+        """Run `request`, as all ranks agree; from here on `mine` are this rank's rows of it."""
+        self.rows = request.rows
+        self.mine = self.loop.plan.begin(request, batch=hidden_states.shape[0], dtype=str(hidden_states.dtype))
+
+    def cut(self, x: Tensor, *, dim: int = 1) -> Tensor:
+        """This rank's rows of `x`, as `own` gives them."""
+        return self.own(x.narrow(dim, self.mine.start, self.mine.stop - self.mine.start), dim=dim)
+
+    def own(self, x: Tensor, *, dim: int = 1) -> Tensor:
+        """A contiguous copy of `x` whose size of `dim`, to the compiler, is a number of its own.
+
+        For what enters the stack. Of a view a compiled layer would guard the base, and equal sizes share a symbol in
+        a first trace (text rows as many as image rows): either way a later forward would recompile.
+        """
+        x = x.clone(memory_format=torch.contiguous_format)
+        if self.loop.compiled:
+            torch._dynamo.maybe_mark_dynamic(x, dim)
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        """All rows [B, S, C], on every rank, of shards [B, s, C]."""
+        return gather_rows(x.transpose(0, 1), rows=self.rows, axis=self.loop.plan.axis).transpose(0, 1)
+
+    def finish(self, output: Any) -> Any:
+        """See `Seams.finish`."""
+        return output
+
+    def abort(self) -> None:
+        """See `Seams.abort`."""
+
+    def report(self) -> dict[str, Any]:
+        """See `Seams.report`."""
+        return {}
+
+
+def _input_hook(change: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]) -> Callable[..., Any]:
+    return lambda module, args, kwargs: change(*args, **kwargs)
+
+
+def _output_hook(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda module, args, output: change(output)

@@ -1,0 +1,98 @@
+"""Wan (diffusers `WanTransformer3DModel`): video rows are sharded, the text is replicated.
+
+Only the self-attention (`attn1`) is exchanged. The cross-attention stays diffusers' own: each rank's rows attend the
+text that every rank holds in full, which needs no other rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from parallel_attn import Request
+
+from .plan import GenerationDefaults, ModelPlan, Sizes, equal_heads
+from .processor import ParallelProcessor
+from .seams import RowSeams
+
+RotaryTables = tuple[Tensor, Tensor]
+
+
+class WanProcessor(ParallelProcessor):
+    """Projects, normalizes and rotates as diffusers' own processor does for self-attention."""
+
+    def __call__(
+        self,
+        attn: nn.Module,
+        hidden_states: Tensor,
+        encoder_hidden_states: None,
+        attention_mask: None,
+        rotary_emb: RotaryTables,
+    ) -> Tensor:
+        """hidden_states [B, s, C], this rank's rows; returns them, attended."""
+        if attn.fused_projections:
+            q, k, v = attn.to_qkv(hidden_states).chunk(3, dim=-1)
+        else:
+            q, k, v = attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states)
+        heads = (attn.heads, -1)
+        q = _rotate(attn.norm_q(q).unflatten(2, heads), rotary_emb)
+        k = _rotate(attn.norm_k(k).unflatten(2, heads), rotary_emb)
+        out = self.attention(q, k, v.unflatten(2, heads)).flatten(2)
+        return attn.to_out[1](attn.to_out[0](out))
+
+
+def _rotate(x: Tensor, tables: RotaryTables) -> Tensor:
+    """Neighbouring channels are a pair; the tables repeat every angle, once for each of the two."""
+    cos, sin = tables[0][..., 0::2], tables[1][..., 1::2]
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2).type_as(x)
+
+
+class WanSeams(RowSeams):
+    """Cuts the patches, their rotary tables and, where every row has its own, the timesteps."""
+
+    def begin(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Seams.begin`."""
+        video = arguments["hidden_states"]
+        rows = math.prod(size // patch for size, patch in zip(video.shape[2:], self.config.patch_size, strict=True))
+        self.start(Request(rows=rows), video)
+        return arguments
+
+    def _tables(self, tables: RotaryTables) -> RotaryTables:
+        return self.cut(tables[0]), self.cut(tables[1])
+
+    def _patches(self, video: Tensor) -> Tensor:
+        """[B, C, F, H, W] becomes [B, C, s]; the model flattens from dim 2 on and transposes into contiguous rows."""
+        return self.cut(video.flatten(2), dim=2)
+
+    def _timesteps(self, timestep: Tensor) -> tuple[tuple[Tensor], dict[str, Any]]:
+        """One timestep a row comes as [B, S, channels] (image-conditioned Wan 2.2), one a sample as [B, channels]."""
+        return (self.cut(timestep) if timestep.ndim == 3 else timestep,), {}
+
+    inputs: ClassVar = {"condition_embedder.time_embedder": _timesteps}
+    outputs: ClassVar = {"rope": _tables, "patch_embedding": _patches, "proj_out": RowSeams.gather}
+    outputs |= {"condition_embedder.text_embedder": RowSeams.own}
+
+
+def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> int:
+    return math.prod(size // patch for size, patch in zip((frames, height, width), config["patch_size"], strict=True))
+
+
+WAN = ModelPlan(
+    name="wan",
+    transformer="WanTransformer3DModel",
+    layers="blocks",
+    attention="attn1",
+    heads=equal_heads,
+    processor=WanProcessor,
+    seams=WanSeams,
+    sizes=Sizes(
+        released=GenerationDefaults(height=720, width=1280, frames=81, fps=16, steps=50, guidance_scale=5.0),
+        rows=_rows,
+        not_counted="text: attended by cross-attention, which is not sharded",
+    ),
+)
