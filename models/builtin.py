@@ -8,15 +8,16 @@ from pathlib import Path
 
 from .plan import GenerationDefaults
 
-BUILTIN_NAMES = ("cosmos3-tiny", "cosmos3-pocket", "h3-tiny")
-
 _BUILTIN = {
     "cosmos3-tiny": GenerationDefaults(height=64, width=64, frames=9, fps=24, steps=4, guidance_scale=6.0),
     # The pocket model was trained at this size and length alone.
     "cosmos3-pocket": GenerationDefaults(height=64, width=64, frames=33, fps=24, steps=20, guidance_scale=1.5),
     # The shortest video that diffusers' own blocks accept.
     "h3-tiny": GenerationDefaults(height=64, width=64, frames=124, fps=24, steps=4, guidance_scale=1.0),
+    "wan-tiny": GenerationDefaults(height=64, width=64, frames=9, fps=16, steps=4, guidance_scale=5.0),
+    "qwen-image-tiny": GenerationDefaults(height=64, width=64, frames=1, fps=1, steps=4, guidance_scale=4.0),
 }
+BUILTIN_NAMES = tuple(_BUILTIN)
 
 
 def generation_defaults(name_or_path: str | Path) -> GenerationDefaults:
@@ -46,13 +47,20 @@ def checkpoint_folder(name_or_path: str | Path, *, scratch: Path) -> Path:
     from .checkpoint import read_index
     from .tiny import write_cosmos3_tiny
     from .tiny_h3 import write_h3_tiny
+    from .tiny_qwen import write_qwen_image_tiny
+    from .tiny_wan import write_wan_tiny
 
-    if str(name_or_path) == "cosmos3-pocket":
+    writers = {
+        "cosmos3-tiny": write_cosmos3_tiny,
+        "h3-tiny": write_h3_tiny,
+        "wan-tiny": write_wan_tiny,
+        "qwen-image-tiny": write_qwen_image_tiny,
+    }
+    name = str(name_or_path)
+    if name == "cosmos3-pocket":
         return pocket.CHECKPOINT
-    if str(name_or_path) == "cosmos3-tiny":
-        return write_cosmos3_tiny(scratch / "cosmos3-tiny")
-    if str(name_or_path) == "h3-tiny":
-        return write_h3_tiny(scratch / "h3-tiny")
+    if name in writers:
+        return writers[name](scratch / name)
 
     folder = Path(name_or_path)
     read_index(folder)

@@ -151,6 +151,9 @@ def shape_of_checkpoint(folder: Path, *, name: str | None = None) -> ModelShape:
     assert plan.sizes is not None
     vae_file = folder / "vae" / "config.json"
     vae = json.loads(vae_file.read_text()) if vae_file.is_file() else {}
+    if "temperal_downsample" in vae:  # some VAEs give their stages alone: each halves the sides, some the frames too
+        stages = vae["temperal_downsample"]
+        vae = {"scale_factor_temporal": 2 ** sum(stages), "scale_factor_spatial": 2 ** len(stages)} | vae
     missing = [key for key in plan.sizes.vae_keys if key not in vae]
     if missing:
         raise ValueError(f"the checkpoint {folder} has no vae/config.json with {' and '.join(missing)}")

@@ -60,7 +60,7 @@ def write_qwen_image_tiny(folder: Path, *, seed: int = 0) -> Path:
     """Write the tiny checkpoint into `folder`, which is made if needed, and return `folder`.
 
     The transformer has 2 layers and 6 heads of 16; its smallest image is 16 x 16 pixels. The same seed gives the same
-    bytes, and the caller's random state stays as it was.
+    bytes, and the caller's random state stays as it was. Inside a process group transformers writes on rank 0 alone.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

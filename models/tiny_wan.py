@@ -41,7 +41,7 @@ def write_wan_tiny(folder: Path, *, seed: int = 0, experts: int = 1) -> Path:
 
     The transformer has 2 layers and 6 heads of 16; its smallest request is 16 x 16 pixels and one frame. With two
     `experts` a second transformer takes the steps of low noise, as in Wan 2.2. The same seed gives the same bytes, and
-    the caller's random state stays as it was.
+    the caller's random state stays as it was. Inside a process group transformers writes on rank 0 alone.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

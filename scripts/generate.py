@@ -25,22 +25,19 @@ from typing import Any
 import diffusers
 import torch
 import torch.distributed as dist
-from diffusers import DiffusionPipeline
-from PIL import Image
 from torch.distributed.device_mesh import DeviceMesh
 
 from models import Handle, parallelize
 from models.builtin import checkpoint_folder
 from models.checkpoint import read_transformer_config
-from models.h3_pipeline import Generated, MiniMaxH3Pipeline
-from models.minimax_h3 import MINIMAX_H3
 from models.offloading import offload_pipeline
 from models.shapes import shape_of_checkpoint
 from offload import LayerwiseOffload, ModelOffload
 from parallel_attn import Strategy, init_ulysses_mesh
 from parallel_attn.errors import refuse, require
 
-from . import launch, media, minimax_h3
+from . import launch, media
+from .pipelines import PipelineForm, pipeline_form
 from .settings import Settings
 from .trace import tracing
 
@@ -53,9 +50,8 @@ def main(settings: Settings) -> dict[str, Any]:
         folder = checkpoint_folder(settings.model, scratch=Path(scratch))
         plan, config = read_transformer_config(folder)
         require(refusals + settings.head_refusals(plan, config))
-        settings.check_model(plan)
-        if plan is MINIMAX_H3:
-            minimax_h3.check(settings, folder, config)
+        form = pipeline_form(folder)
+        form.check(settings, folder)
         strategy = settings.policy(folder).strategy
         layers = shape_of_checkpoint(folder, name=settings.model).layers
         strategy.table(steps=settings.request().steps, layers=layers)  # what does not fit is said before weights load
@@ -63,28 +59,22 @@ def main(settings: Settings) -> dict[str, Any]:
             degree, limit = settings.parallel.ulysses, settings.parallel.stall_timeout
             # First of all, so that the ranks watch over each other while weights load.
             mesh = init_ulysses_mesh(degree, device_type=settings.device, stall_timeout=limit) if degree > 1 else None
-            pipeline = load(folder, settings)
+            pipeline = load(folder, form, settings)
             handle = apply(pipeline, mesh, settings, strategy)
             offload = offload_weights(pipeline, handle, settings)
             with tracing(settings.trace, handle.attention_modules):
-                output, latents, seconds = denoise(pipeline, settings)
+                output, latents, seconds = denoise(pipeline, form, settings)
             digest = agreed_digest(latents)
             if launch.rank() == 0:
-                write(output, settings)
+                write(output, form, settings)
             return document(settings, handle, digest, seconds) | {"offload": offload and offload.report()}
 
 
-def load(folder: Path, settings: Settings) -> Any:
+def load(folder: Path, form: PipelineForm, settings: Settings) -> Any:
     """The stock pipeline on this rank's device."""
     if launch.rank() != 0:
         diffusers.utils.logging.disable_progress_bar()
-    pipeline: Any
-    if read_transformer_config(folder)[0] is MINIMAX_H3:
-        pipeline = minimax_h3.load(folder, settings)
-    else:
-        pipeline = DiffusionPipeline.from_pretrained(
-            folder, dtype=settings.torch_dtype, enable_safety_checker=settings.safety_checker
-        )
+    pipeline = form.load(folder, settings)
     pipeline.set_progress_bar_config(disable=launch.rank() != 0, file=sys.stderr)
     if settings.vae_tiling:
         if not hasattr(pipeline.vae, "enable_tiling"):
@@ -99,10 +89,11 @@ def apply(pipeline: Any, mesh: DeviceMesh | None, settings: Settings, strategy: 
     handle = parallelize(
         pipeline, mesh=mesh, attention=settings.attention, strategy=strategy, **settings.model_options()
     )
-    if settings.compile == "regional":
-        pipeline.transformer.compile_repeated_blocks(dynamic=True)
-    elif settings.compile == "full":
-        pipeline.transformer.compile(dynamic=True)
+    for transformer in handle.transformers:
+        if settings.compile == "regional":
+            transformer.compile_repeated_blocks(dynamic=True)
+        elif settings.compile == "full":
+            transformer.compile(dynamic=True)
     return handle
 
 
@@ -118,7 +109,7 @@ def offload_weights(pipeline: Any, handle: Handle, settings: Settings) -> ModelO
     )
 
 
-def denoise(pipeline: Any, settings: Settings) -> tuple[Any, torch.Tensor, list[float]]:
+def denoise(pipeline: Any, form: PipelineForm, settings: Settings) -> tuple[Any, torch.Tensor, list[float]]:
     """The pipeline's output (decoded on rank 0 only), the final latents, and the seconds of every step."""
     latents: list[torch.Tensor] = []
     marks = [time.perf_counter()]
@@ -131,31 +122,11 @@ def denoise(pipeline: Any, settings: Settings) -> tuple[Any, torch.Tensor, list[
         return tensors
 
     output = pipeline(
-        **arguments(pipeline, settings),
+        **form.arguments(settings),
         output_type="pil" if launch.rank() == 0 else "latent",
         callback_on_step_end=after_step,
     )
     return output, latents[0], [end - start for start, end in itertools.pairwise(marks)]
-
-
-def arguments(pipeline: Any, settings: Settings) -> dict[str, Any]:
-    """What the pipeline is called with, but for output and callback."""
-    if isinstance(pipeline, MiniMaxH3Pipeline):
-        return minimax_h3.arguments(settings)
-    request = settings.request()
-    return {
-        "prompt": settings.prompt,
-        "negative_prompt": settings.negative_prompt,
-        "image": None if settings.image is None else Image.open(settings.image).convert("RGB"),
-        "num_frames": request.frames,
-        "height": request.height,
-        "width": request.width,
-        "fps": float(request.fps),
-        "num_inference_steps": request.steps,
-        "guidance_scale": request.guidance_scale,
-        "generator": torch.Generator().manual_seed(settings.seed),
-        "enable_safety_check": settings.safety_checker,
-    }
 
 
 def agreed_digest(latents: torch.Tensor) -> str:
@@ -169,14 +140,14 @@ def agreed_digest(latents: torch.Tensor) -> str:
     return digest
 
 
-def write(output: Any, settings: Settings) -> None:
+def write(output: Any, form: PipelineForm, settings: Settings) -> None:
     """The MP4, with the soundtrack of a model that makes one, or the PNG of a single frame."""
     assert settings.out is not None
-    if len(output.video) == 1:
-        media.write_image(output.video[0], settings.out)
+    frames = form.frames(output)
+    if len(frames) == 1:
+        media.write_image(frames[0], settings.out)
     else:
-        sound = (output.audio[0], output.sampling_rate) if isinstance(output, Generated) else None
-        media.write_video(output.video, settings.out, fps=settings.request().fps, sound=sound)
+        media.write_video(frames, settings.out, fps=settings.request().fps, sound=form.sound(output))
 
 
 def document(settings: Settings, handle: Handle, digest: str, seconds: list[float]) -> dict[str, Any]:

@@ -7,17 +7,14 @@ h3-tiny has no encoder; its embeddings are made of the prompt's bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from diffusers.modular_pipelines.minimax_h3.modular_pipeline import MINIMAX_H3_FPS, align_num_frames
-from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from models.checkpoint import read_index
+from models.checkpoint import read_index, read_transformer_config
 from models.h3_pipeline import TEXT_COMPONENTS, MiniMaxH3Pipeline
 from models.tiny_h3 import TRANSFORMER, byte_embeddings
 
@@ -28,7 +25,7 @@ MULTIPLE = 32
 """Of height and width: 16 pixels to a latent, 2 latents to a row."""
 
 
-def check(settings: Settings, folder: Path, config: Mapping[str, Any]) -> None:
+def check(settings: Settings, folder: Path) -> None:
     """Raise ValueError for a request that this model cannot run, before weights load."""
     request = settings.request()
     if settings.negative_prompt or request.guidance_scale != 1:
@@ -45,6 +42,7 @@ def check(settings: Settings, folder: Path, config: Mapping[str, Any]) -> None:
         if pixels % MULTIPLE:
             raise ValueError(f"--{name} {pixels} must be a multiple of {MULTIPLE}")
     if settings.prompt_embeds is not None:
+        _, config = read_transformer_config(folder)
         _check_embeddings(settings.prompt_embeds, channels=config["text_dim"])
     elif settings.model != "h3-tiny":
         index = read_index(folder)
@@ -61,18 +59,9 @@ def load(folder: Path, settings: Settings) -> MiniMaxH3Pipeline:
     )
 
 
-def arguments(settings: Settings) -> dict[str, Any]:
-    """What the pipeline is called with, but for output and callback."""
-    request = settings.request()
-    return {
-        **_text(settings),
-        "image": None if settings.image is None else Image.open(settings.image).convert("RGB"),
-        "num_frames": request.frames,
-        "height": request.height,
-        "width": request.width,
-        "num_inference_steps": request.steps,
-        "generator": torch.Generator().manual_seed(settings.seed),
-    }
+def request(settings: Settings) -> dict[str, Any]:
+    """What only this pipeline is called with."""
+    return {**_text(settings), "num_frames": settings.request().frames}
 
 
 def _text(settings: Settings) -> dict[str, Any]:

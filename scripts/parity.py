@@ -16,7 +16,8 @@ from models.builtin import checkpoint_folder
 from models.tolerance import parity_bound
 from parallel_attn import AttentionPlan, KVPrefix, ParallelAttention, Request, init_ulysses_mesh, local_rows
 
-from .generate import arguments, load
+from .generate import load
+from .pipelines import PipelineForm, pipeline_form
 from .settings import Settings
 
 REQUESTS = {
@@ -93,16 +94,17 @@ def attention_inputs(
 def compare_pipeline(mesh: DeviceMesh, settings: Settings, folder: Path) -> dict[str, Any]:
     """Final latents of all ranks against one rank and against the stock pipeline, and the bound of both."""
     checkpoint_folder(folder, scratch=folder)  # makes the classes of the checkpoint known to this process
-    pipeline = load(folder, settings)
+    form = pipeline_form(folder)
+    pipeline = load(folder, form, settings)
     pipeline.set_progress_bar_config(disable=True)
-    stock = final_latents(pipeline, settings)
+    stock = final_latents(pipeline, form, settings)
     found = []
     for ranks in (None, mesh):
         handle = parallelize(pipeline, mesh=ranks, attention=settings.attention, strategy="off")
-        found.append(final_latents(pipeline, settings))
+        found.append(final_latents(pipeline, form, settings))
         handle.remove()
     alone, together = found
-    scale, response = measure_rounding(pipeline, settings, stock)
+    scale, response = measure_rounding(pipeline, form, settings, stock)
     request = settings.request()
     return {
         "max_abs_diff": (together - alone).abs().max().item(),
@@ -119,7 +121,7 @@ def compare_pipeline(mesh: DeviceMesh, settings: Settings, folder: Path) -> dict
     }
 
 
-def measure_rounding(pipeline: Any, settings: Settings, stock: Tensor) -> tuple[float, float]:
+def measure_rounding(pipeline: Any, form: PipelineForm, settings: Settings, stock: Tensor) -> tuple[float, float]:
     """The largest latent of a stock run, noise included, and how far `stock` moves when every step rounds otherwise.
 
     Imitates rounding: after each step, every latent moves by one eps of the largest, up or down at random.
@@ -134,13 +136,16 @@ def measure_rounding(pipeline: Any, settings: Settings, stock: Tensor) -> tuple[
         signs = torch.randint(2, latents.shape, generator=generator).to(latents) * 2 - 1
         return {"latents": latents + eps * sizes[-1] * signs}
 
-    moved = final_latents(pipeline, settings, after_step=nudge)
+    moved = final_latents(pipeline, form, settings, after_step=nudge)
     return max(sizes), (moved - stock).abs().max().item()
 
 
-def final_latents(pipeline: Any, settings: Settings, *, after_step: Callable[..., Any] | None = None) -> Tensor:
+def final_latents(
+    pipeline: Any, form: PipelineForm, settings: Settings, *, after_step: Callable[..., Any] | None = None
+) -> Tensor:
     """The latents after the last step, in fp32; `after_step` is a diffusers callback."""
-    latents = pipeline(**arguments(pipeline, settings), output_type="latent", callback_on_step_end=after_step).video
+    output = pipeline(**form.arguments(settings), output_type="latent", callback_on_step_end=after_step)
+    latents = form.result(output)
     if not latents.isfinite().all():
         raise RuntimeError("the final latents are not finite, so nothing can be compared")
     return latents.float()

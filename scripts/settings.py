@@ -36,7 +36,8 @@ class Settings:
     """One generation."""
 
     model: str
-    """A built-in name (cosmos3-pocket, cosmos3-tiny, h3-tiny) or a folder in the diffusers pipeline format."""
+    """A built-in name (cosmos3-pocket, cosmos3-tiny, h3-tiny, wan-tiny, qwen-image-tiny) or a folder in the diffusers
+    pipeline format."""
     prompt: str = ""
     """What to show."""
     prompt_embeds: Path | None = None
@@ -128,14 +129,6 @@ class Settings:
     def model_options(self) -> dict[str, Any]:
         """The options of `parallelize` that only some models have, where they are asked for."""
         return {"protect_conditions": True} if self.protect_conditions else {}
-
-    def check_model(self, plan: ModelPlan) -> None:
-        """Raise ValueError for a flag of another model."""
-        asked = [("--protect-conditions", not self.protect_conditions or "protect_conditions" in plan.options)]
-        asked.append(("--prompt-embeds", self.prompt_embeds is None or plan.name == "minimax-h3"))
-        for flag, possible in asked:
-            if not possible:
-                raise ValueError(f"{flag} is for MiniMax-H3; leave it out for {plan.name}")
 
     def head_refusals(self, plan: ModelPlan, config: Mapping[str, Any]) -> list[Refusal]:
         """Why the degree cannot split this model's heads; from its config, before weights load."""

@@ -15,6 +15,7 @@ import torch
 from models.tolerance import parity_bound
 from scripts.check_parity import Options, judge
 from scripts.parity import measure_rounding
+from scripts.pipelines import FORMS
 from scripts.settings import Settings
 
 REPOSITORY = Path(__file__).parents[2]
@@ -95,7 +96,9 @@ def test_rounding_is_measured_against_the_noise_as_well():
         moved = callback_on_step_end(None, 0, 0, {"latents": final})["latents"]
         return SimpleNamespace(video=moved)
 
-    scale, response = measure_rounding(one_step, Settings(model="cosmos3-tiny", steps=1), final)
+    scale, response = measure_rounding(
+        one_step, FORMS["Cosmos3OmniPipeline"], Settings(model="cosmos3-tiny", steps=1), final
+    )
     assert 2 < scale < 5, "the largest of 192 unit normals"
     assert response == 0.5 * torch.finfo(torch.float32).eps
 

@@ -20,6 +20,7 @@ from scripts.check_parity import Options, judge
 from scripts.explain import ExplainSettings
 from scripts.explain import main as explain
 from scripts.parity import compare, final_latents
+from scripts.pipelines import pipeline_form
 from scripts.settings import Settings
 
 
@@ -63,7 +64,8 @@ def test_a_folder_takes_embeddings_and_a_first_frame(tmp_path, folder, embedding
     def latents(*flags: str, model: str | Path = folder) -> torch.Tensor:
         given = settings(tmp_path, *flags, model=model)
         at = checkpoint_folder(model, scratch=tmp_path)
-        return final_latents(generate.load(at, given), given)
+        form = pipeline_form(at)
+        return final_latents(generate.load(at, form, given), form, given)
 
     from_file = ("--prompt-embeds", str(embeddings), *SMALL)
     builtin = latents("--prompt", "a red ball", "--steps", "2", model="h3-tiny")
@@ -96,15 +98,15 @@ def test_where_the_text_comes_from_is_checked(tmp_path, monkeypatch, folder, emb
     monkeypatch.setattr(generate, "load", lambda *a: pytest.fail("loaded"))
 
     def error(*flags: str, model: str | Path = folder) -> str:
-        with pytest.raises(ValueError, match=r"MiniMax-H3|--prompt") as caught:
+        with pytest.raises(ValueError, match=r"--prompt|--protect") as caught:
             generate.main(settings(tmp_path, *flags, model=model))
         return str(caught.value)
 
     assert "has no text_encoder, tokenizer, processor for --prompt; give --prompt-embeds" in error("--prompt", "x")
     assert "exclude each other" in error("--prompt", "x", "--prompt-embeds", str(embeddings))
     embeds = ("--prompt-embeds", str(embeddings))
-    assert "--prompt-embeds is for MiniMax-H3" in error(*embeds, model="cosmos3-tiny")
-    assert "--protect-conditions is for MiniMax-H3" in error(
+    assert "--prompt-embeds: Cosmos3OmniPipeline has no use for it" in error(*embeds, model="cosmos3-tiny")
+    assert "--protect-conditions: Cosmos3OmniPipeline has no use for it" in error(
         "--prompt", "x", "--protect-conditions", model="cosmos3-tiny"
     )
     save_file({"prompt_embeds": torch.zeros(1, 4, 15)}, embeddings)

@@ -1,0 +1,93 @@
+"""Forwards of a tiny model on P ranks: against stock diffusers and against one rank, under any kind of strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from models import parallelize
+from models.tolerance import parity_bound
+from parallel_attn.selection import Selection
+from tests.strategies import Recorded, strategy
+
+KINDS = {"dense": 1, "sparse": 1, "switch": 4, "mixed": 4}
+"""Steps that show what a kind of strategy does."""
+EVERY_STEP_ALIKE = ("dense", "sparse")
+
+
+def forward(transformer: nn.Module, arguments: dict[str, Any]) -> Tensor:
+    return transformer(**arguments, return_dict=False)[0]
+
+
+def bound_of(*outputs: Tensor) -> float:
+    """What rounding explains of the largest difference from `outputs` after one forward."""
+    scale = max(output.abs().max().item() for output in outputs)
+    return parity_bound(dtype=torch.float32, steps=1, guidance_scale=1.0, scale=scale)
+
+
+def assert_parity(
+    transformer: nn.Module,
+    arguments: dict[str, Any],
+    mesh: DeviceMesh,
+    *,
+    kinds: Iterable[str] = EVERY_STEP_ALIKE,
+    gathers: int = 1,
+    **options: Any,
+) -> None:
+    """Every kind gives the numbers and keeps the blocks of one rank; a dense step gives those of stock diffusers.
+
+    `gathers`: the collectives of a forward beside two per attention. `options` are those of `parallelize`.
+    """
+    stock = transformer(**arguments, return_dict=False)
+    bound = bound_of(*stock)
+    for kind in kinds:
+        one, whole, _ = _run(transformer, arguments, None, kind, options)
+        many, part, calls = _run(transformer, arguments, mesh, kind, options)
+        layers = len(whole["planned"][0])
+        assert calls == (KINDS[kind] * (2 * layers + gathers) if mesh.size() > 1 else 0), kind
+        for step, planned in enumerate(whole["planned"]):
+            wanted = [one[step]] if set(planned) != {"dense"} else [one[step], stock]
+            for got, want in ((x, y) for other in wanted for x, y in zip(many[step], other, strict=True)):
+                assert got.shape == want.shape
+                assert (got - want).abs().max() <= bound, f"{kind}, step {step}"
+        assert bool(whole["selections"]) == (kind != "dense")
+        assert_heads_of(whole["selections"], part["selections"], rank=mesh.get_local_rank())
+    again = transformer(**arguments, return_dict=False)
+    assert all(torch.equal(x, y) for x, y in zip(again, stock, strict=True)), "remove() gives the stock model back"
+
+
+def _run(
+    transformer: nn.Module, arguments: dict[str, Any], mesh: DeviceMesh | None, kind: str, options: dict[str, Any]
+) -> tuple[list[tuple[Tensor, ...]], dict[str, Any], int]:
+    """Outputs by step, the report with the selections, and the number of collectives."""
+    selector = Recorded()
+    handle = parallelize(transformer, mesh=mesh, strategy=strategy(kind, selector=selector), **options)
+    group = handle.loop.plan.axis.group
+    before = 0 if group is None else group._get_sequence_number_for_group()
+    outputs = []
+    with handle.denoising(KINDS[kind]):
+        for _ in range(KINDS[kind]):
+            outputs.append(transformer(**arguments, return_dict=False))
+            handle.advance()
+    calls = 0 if group is None else group._get_sequence_number_for_group() - before
+    report = handle.report()
+    handle.remove()
+    assert report["differences"] == [], kind
+    assert len(report["dispatch"]) == KINDS[kind]
+    return outputs, {**report, "selections": selector.selections}, calls
+
+
+def assert_heads_of(whole: list[Selection], part: list[Selection], *, rank: int) -> None:
+    """A rank's selections are those that one rank makes for the same heads, bit for bit."""
+    for all_heads, mine in zip(whole, part, strict=True):
+        heads = mine.counts.shape[1]
+        counts = all_heads.counts[:, rank * heads : (rank + 1) * heads]
+        lists = all_heads.indices[:, rank * heads : (rank + 1) * heads]
+        assert torch.equal(mine.counts, counts)
+        for n in range(min(mine.indices.shape[-1], lists.shape[-1])):
+            listed = counts > n
+            assert torch.equal(mine.indices[..., n][listed], lists[..., n][listed])

@@ -1,0 +1,61 @@
+"""The page of CONTRIBUTING.md on adding a model, run as it is printed on a class the library has no plan for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from models import ModelPlan, parallelize
+from parallel_attn import UnsupportedError
+from parallel_attn.mesh import init_ulysses_mesh
+from tests.model_parity import KINDS, assert_parity, forward
+from tests.small_dit import SmallDiT
+from tests.wan_inputs import tiny_transformer as tiny_wan
+
+PAGE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
+
+
+def printed_plan() -> ModelPlan:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    return names["PLAN"]
+
+
+def small_dit() -> SmallDiT:
+    torch.manual_seed(0)
+    return SmallDiT().eval().requires_grad_(False)
+
+
+def request(rows: int, *, batch: int = 1) -> dict:
+    generator = torch.Generator().manual_seed(rows)
+    return dict(latents=torch.randn(batch, rows, 4, generator=generator), timestep=torch.full((batch,), 0.5))
+
+
+def _every_length(rank: int, world_size: int) -> int:
+    plan, mesh, model = printed_plan(), init_ulysses_mesh(world_size, device_type="cpu"), small_dit()
+    for rows, batch in ((64, 1), (47, 2), (1, 1)):
+        assert_parity(model, request(rows, batch=batch), mesh, kinds=KINDS, model_plan=plan)
+    torch._dynamo.reset()
+    counters.clear()
+    parallelize(model, mesh=mesh, model_plan=plan)
+    model.compile_repeated_blocks(backend="aot_eager", dynamic=True, fullgraph=True)
+    for rows in (48, 64, 35):  # at first, as many rows as channels
+        forward(model, request(rows))
+    return counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_class_the_library_does_not_know(ranks, world_size):
+    assert ranks(world_size, _every_length) == [1] * world_size
+
+
+def test_without_the_plan_or_with_that_of_another_class_it_is_refused():
+    with pytest.raises(UnsupportedError, match=r"a SmallDiT: no model plan.*a ModelPlan of your own"):
+        parallelize(small_dit())
+    with pytest.raises(UnsupportedError, match=r"a WanTransformer3DModel: .*one of SmallDiT"):
+        parallelize(tiny_wan(), model_plan=printed_plan())

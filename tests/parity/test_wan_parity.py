@@ -1,0 +1,80 @@
+"""Wan on several ranks is stock Wan within the stated tolerance, and with the same blocks kept where it is sparse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from models import parallelize
+from models.tolerance import parity_bound
+from parallel_attn.mesh import init_ulysses_mesh
+from tests.model_parity import KINDS, assert_parity, forward
+from tests.wan_inputs import folder, forward_arguments, generate, pipeline, tiny_transformer
+
+REQUESTS = {
+    "aligned": dict(grid=(3, 4, 8)),
+    "odd": dict(grid=(1, 5, 7)),
+    "a batch": dict(grid=(2, 3, 5), batch=2),
+    "a timestep per row": dict(grid=(2, 3, 3), timestep_per_row=True, batch=2),
+    "fewer rows than ranks": dict(grid=(1, 1, 1), timestep_per_row=True),
+}
+
+
+def _requests(rank: int, world_size: int) -> None:
+    mesh = init_ulysses_mesh(world_size, device_type="cpu")
+    transformer = tiny_transformer()
+    for request in REQUESTS.values():
+        assert_parity(transformer, forward_arguments(**request), mesh)
+    assert_parity(transformer, forward_arguments(**REQUESTS["odd"]), mesh, kinds=KINDS)
+    from_image = tiny_transformer(image_dim=24, added_kv_proj_dim=96)
+    # diffusers takes whatever stands before 512 text rows for the image.
+    assert_parity(from_image, forward_arguments(text=512, image_rows=5), mesh)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_requests(ranks, world_size):
+    ranks(world_size, _requests)
+
+
+def _pipeline(rank: int, world_size: int, checkpoint: Path) -> float:
+    pipe = pipeline(checkpoint)
+    stock = generate(pipe)
+    handle = parallelize(pipe)
+    one = generate(pipe)
+    handle.remove()
+    handle = parallelize(pipe, mesh=init_ulysses_mesh(world_size, device_type="cpu"))
+    many = generate(pipe)
+    assert handle.report()["dispatch"] == [["sdpa-flash"] * 2] * 4
+    assert torch.equal(generate(pipe), many), "a second request gives the same bits"
+    bound = parity_bound(dtype=torch.float32, steps=4, guidance_scale=5.0, scale=stock.abs().max().item())
+    assert (many - one).abs().max() < bound
+    assert (many - stock).abs().max() < bound
+    return many.double().sum().item()
+
+
+@pytest.mark.parametrize("experts", [1, 2])
+def test_a_guided_pipeline_with_one_transformer_and_with_two(ranks, experts):
+    results = ranks(2, _pipeline, folder(experts=experts))
+    assert results[0] == results[1], "both ranks end with the same latents"
+
+
+def _compiled(rank: int, world_size: int) -> int:
+    torch._dynamo.reset()
+    counters.clear()
+    transformer = tiny_transformer(num_layers=3)
+    parallelize(transformer, mesh=init_ulysses_mesh(world_size, device_type="cpu"))
+    requests = [
+        forward_arguments(grid=grid, text=text) for grid, text in (((2, 3, 3), 9), ((1, 5, 7), 9), ((2, 4, 4), 5))
+    ]
+    eager = [forward(transformer, request) for request in requests]
+    transformer.compile_repeated_blocks(backend="aot_eager", dynamic=True, fullgraph=True)
+    for request, want in zip(requests, eager, strict=True):
+        torch.testing.assert_close(forward(transformer, request), want, rtol=0, atol=5e-6)
+    return counters["stats"]["unique_graphs"]
+
+
+def test_two_compiled_ranks_build_one_graph_each(ranks):
+    assert ranks(2, _compiled) == [1, 1]
