@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import Cosmos3OmniTransformer, FirstBlockCacheConfig, WanTransformer3DModel
+from diffusers import Cosmos3OmniTransformer, FirstBlockCacheConfig, WanVACETransformer3DModel
 
 from models import parallelize
 from parallel_attn import (
@@ -176,12 +176,12 @@ def test_a_step_cache_is_refused_before_and_after():
 
 
 def test_a_model_without_a_plan_is_refused():
-    wan = WanTransformer3DModel(
+    vace = WanVACETransformer3DModel(
         num_layers=1, num_attention_heads=2, attention_head_dim=12, ffn_dim=8, text_dim=8, freq_dim=8, in_channels=4,
-        out_channels=4,
+        out_channels=4, vace_layers=[0], vace_in_channels=4,
     )  # fmt: skip
-    with pytest.raises(UnsupportedError, match=r"a WanTransformer3DModel: no model plan.*one of Cosmos3Omni"):
-        parallelize(wan)
+    with pytest.raises(UnsupportedError, match=r"a WanVACETransformer3DModel: no model plan.*one of Cosmos3Omni"):
+        parallelize(vace)
 
 
 def test_a_failure_while_applying_leaves_the_model_stock():

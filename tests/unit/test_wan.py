@@ -1,0 +1,119 @@
+"""What parallelizing Wan changes on one model: its self-attention, nothing else, and not for good."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diffusers import WanPipeline
+from torch._dynamo.utils import counters
+
+from models import parallelize
+from models.builtin import generation_defaults
+from models.tiny_wan import write_wan_tiny
+from parallel_attn import UnsupportedError
+from tests.model_parity import bound_of, forward
+from tests.wan_inputs import folder, forward_arguments, generate, pipeline, tiny_transformer
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        yield
+
+
+def hooks(transformer) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in transformer.modules())
+
+
+def test_cross_attention_stays_diffusers_own_and_remove_restores_the_rest():
+    transformer = tiny_transformer()
+    arguments = forward_arguments()
+    stock = forward(transformer, arguments)
+    before = transformer.attn_processors
+    handle = parallelize(transformer)
+    during = transformer.attn_processors
+    changed = {name for name in before if before[name] is not during[name]}
+    assert changed == {f"blocks.{i}.attn1.processor" for i in range(2)}
+    assert hooks(transformer) > 0
+    assert (forward(transformer, arguments) - stock).abs().max() <= bound_of(stock)
+    handle.remove()
+    assert transformer.attn_processors == before
+    assert hooks(transformer) == 0
+    assert torch.equal(forward(transformer, arguments), stock)
+
+
+def test_fused_projections_give_the_same():
+    transformer = tiny_transformer()
+    arguments = forward_arguments(batch=2)
+    parallelize(transformer)
+    want = forward(transformer, arguments)
+    for block in transformer.blocks:
+        block.attn1.fuse_projections()
+    assert (forward(transformer, arguments) - want).abs().max() <= bound_of(want)
+
+
+def test_options_of_other_models_and_diffusers_switches_are_refused():
+    transformer = tiny_transformer()
+    before = transformer.attn_processors
+    with pytest.raises(ValueError, match="keep_text: not an option of wan; its own options: none"):
+        parallelize(transformer, keep_text=True)
+    assert transformer.attn_processors == before
+    parallelize(transformer)
+    with pytest.raises(UnsupportedError, match=r"diffusers-switch.*set_attention_backend"):
+        transformer.set_attention_backend("native")
+
+
+def test_one_graph_whatever_the_lengths_and_one_more_for_timesteps_per_row():
+    torch._dynamo.reset()
+    counters.clear()
+    alive = []
+    for seed in range(3):
+        transformer = tiny_transformer(num_layers=4, seed=seed)
+        alive.append(parallelize(transformer))
+        transformer.compile_repeated_blocks(backend="aot_eager", dynamic=True, fullgraph=True)
+        for grid, text in (((1, 3, 3), 9), ((1, 5, 7), 9), ((2, 3, 4), 12)):  # at first, as many text rows
+            forward(transformer, forward_arguments(grid=grid, text=text))
+    assert counters["stats"]["unique_graphs"] == 1
+    for grid in ((2, 3, 3), (1, 5, 7)):
+        forward(transformer, forward_arguments(grid=grid, timestep_per_row=True))
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+
+
+def test_two_transformers_share_one_clock_and_one_record():
+    pipe = pipeline(folder(experts=2))
+    stock = generate(pipe)
+    ran = []
+    handle = parallelize(pipe)
+    assert handle.transformers == [pipe.transformer, pipe.transformer_2]
+    assert len(handle.attention_modules) == 4
+    for transformer in handle.transformers:
+        transformer.register_forward_hook(lambda module, *_: ran.append((module, handle.loop.plan.clock.step)))
+    assert (generate(pipe) - stock).abs().max() <= 9 * 4 * bound_of(stock)  # guidance and steps, see tolerance.py
+    high, low = ([step for module, step in ran if module is t] for t in handle.transformers)
+    assert high + low == [0, 0, 1, 1, 2, 2, 3, 3], "two guidance branches a step"
+    assert high
+    assert low
+    assert handle.report()["dispatch"] == [["sdpa-flash"] * 2] * 4
+    handle.remove()
+    assert torch.equal(generate(pipe), stock)
+    pipe.transformer = None
+    assert parallelize(pipe).transformers == [pipe.transformer_2]
+
+
+def test_the_tiny_checkpoint(tmp_path):
+    state = torch.random.get_rng_state()
+    first, second = (write_wan_tiny(tmp_path / name) for name in "ab")
+    assert torch.equal(torch.random.get_rng_state(), state)
+    files = [path.relative_to(first) for path in first.rglob("*") if path.is_file()]
+    assert all((first / path).read_bytes() == (second / path).read_bytes() for path in files)
+    assert sum((first / path).stat().st_size for path in files) < 2e6
+    own = generation_defaults("wan-tiny")
+    pipe = WanPipeline.from_pretrained(first, dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    request = dict(num_frames=own.frames, height=own.height, width=own.width, num_inference_steps=1)
+    frames = pipe("a ball", output_type="pil", **request).frames[0]
+    assert (len(frames), frames[0].size) == (9, (64, 64))
+    latents = [generate(pipe, prompt=prompt, num_inference_steps=1) for prompt in ("a ball", "a cube")]
+    assert not torch.allclose(*latents)
