@@ -54,6 +54,13 @@ def test_two_ranks():
         assert report["bound"] == 8 * 11 * max(eps * 2 * report["scale"], report["response"])
 
 
+def test_another_model_on_three_ranks():
+    code, document, text = check_parity("--model", "wan-tiny", "--ranks", "3", "--steps", "2")
+    assert code == 0, text
+    assert document["equal"] is True
+    assert max(document["max_abs_diff"], document["max_abs_diff_stock"]) <= document["bound"]
+
+
 def test_a_refused_degree():
     code, document, text = check_parity("--ranks", "4")
     assert code == 2

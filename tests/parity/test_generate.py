@@ -20,6 +20,7 @@ from PIL import Image
 from models.pocket.analyse import analyse
 from models.pocket.captions import HELD_OUT, caption
 from models.tiny import write_cosmos3_tiny
+from models.tiny_wan import write_wan_tiny
 from parallel_attn import UnsupportedError
 from scripts import generate
 from scripts.settings import Settings
@@ -91,6 +92,18 @@ def test_a_checkpoint_folder_and_regional_compilation(tmp_path):
     assert (plain - compiled).abs().max() < 0.05
 
 
+@pytest.mark.parametrize(("model", "name", "ranks"), [("wan-tiny", "a.mp4", 1), ("qwen-image-tiny", "a.png", 2)])
+def test_the_other_models(tmp_path, model, name, ranks):
+    code, document = run("--prompt", "a red ball", "--out", str(tmp_path / name), model=model, ranks=ranks)
+    assert code == 0, document
+    assert (document["world_size"], document["degree"]) == (ranks, ranks)
+    assert document["dispatch"] == [["sdpa-flash"] * 2] * 4
+    if name.endswith(".mp4"):
+        assert read_video(tmp_path / name).shape == (1, 3, 9, 64, 64)
+    else:
+        assert Image.open(tmp_path / name).size == (64, 64)
+
+
 REFUSED = [
     (["--parallel.ring", "2"], ["ring"]),
     (["--parallel.ulysses", "2"], ["world-size"]),
@@ -106,6 +119,8 @@ MISTAKEN = [
     (["--model", "cosmos3-huge"], "there is no such folder"),
     (["--attention.recipe", "cosmos3-fixed"], "Did you mean 'cosmos3-mixed'?"),
     (["--attention.recipe", "cosmos3-mixed"], "names layer 31 ('4-31'), there are 3,"),
+    (["--model", "wan-tiny", "--image", __file__], "--image: WanPipeline has no use for it"),
+    (["--model", "qwen-image-tiny", "--frames", "5"], "--frames 5: QwenImagePipeline makes one image"),
 ]
 
 
@@ -143,6 +158,14 @@ def test_refused_flags_are_all_named_before_weights_load(tmp_path, monkeypatch, 
 def test_mistakes_are_one_sentence(tmp_path, flags, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         generate.main(settings(tmp_path, flags))
+
+
+def test_a_pipeline_the_scripts_cannot_call_is_refused(tmp_path):
+    folder = write_wan_tiny(tmp_path / "checkpoint")
+    index = folder / "model_index.json"
+    index.write_text(index.read_text().replace('"WanPipeline"', '"WanVideoToVideoPipeline"'))
+    with pytest.raises(UnsupportedError, match=r"--model with a WanVideoToVideoPipeline.*WanPipeline, QwenImage"):
+        generate.main(settings(tmp_path, ["--model", str(folder)]))
 
 
 def test_refusals_and_mistakes_exit_2_with_a_document(tmp_path):

@@ -36,22 +36,30 @@ def request(rows: int, *, batch: int = 1) -> dict:
     return dict(latents=torch.randn(batch, rows, 4, generator=generator), timestep=torch.full((batch,), 0.5))
 
 
-def _every_length(rank: int, world_size: int) -> int:
-    plan, mesh, model = printed_plan(), init_ulysses_mesh(world_size, device_type="cpu"), small_dit()
+def _every_length(rank: int, world_size: int) -> None:
+    mesh, model = init_ulysses_mesh(world_size, device_type="cpu"), small_dit()
     for rows, batch in ((64, 1), (47, 2), (1, 1)):
-        assert_parity(model, request(rows, batch=batch), mesh, kinds=KINDS, model_plan=plan)
-    torch._dynamo.reset()
-    counters.clear()
-    parallelize(model, mesh=mesh, model_plan=plan)
-    model.compile_repeated_blocks(backend="aot_eager", dynamic=True, fullgraph=True)
-    for rows in (48, 64, 35):  # at first, as many rows as channels
-        forward(model, request(rows))
-    return counters["stats"]["unique_graphs"]
+        assert_parity(model, request(rows, batch=batch), mesh, kinds=KINDS, model_plan=printed_plan())
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_class_the_library_does_not_know(ranks, world_size):
-    assert ranks(world_size, _every_length) == [1] * world_size
+    ranks(world_size, _every_length)
+
+
+def _compiled(rank: int, world_size: int) -> int:
+    torch._dynamo.reset()
+    counters.clear()
+    model = small_dit()
+    parallelize(model, mesh=init_ulysses_mesh(world_size, device_type="cpu"), model_plan=printed_plan())
+    model.compile_repeated_blocks(backend="aot_eager", dynamic=True, fullgraph=True)
+    for rows in (96, 64, 35):  # at first, as many rows on a rank as channels
+        forward(model, request(rows))
+    return counters["stats"]["unique_graphs"]
+
+
+def test_two_compiled_ranks_build_one_graph_each(ranks):
+    assert ranks(2, _compiled) == [1, 1]
 
 
 def test_without_the_plan_or_with_that_of_another_class_it_is_refused():

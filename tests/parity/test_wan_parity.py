@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 
 from models import parallelize
 from models.tolerance import parity_bound
 from parallel_attn.mesh import init_ulysses_mesh
-from tests.model_parity import KINDS, assert_parity, forward
+from tests.model_parity import KINDS, assert_parity
 from tests.wan_inputs import folder, forward_arguments, generate, pipeline, tiny_transformer
 
 REQUESTS = {
@@ -59,22 +58,3 @@ def _pipeline(rank: int, world_size: int, checkpoint: Path) -> float:
 def test_a_guided_pipeline_with_one_transformer_and_with_two(ranks, experts):
     results = ranks(2, _pipeline, folder(experts=experts))
     assert results[0] == results[1], "both ranks end with the same latents"
-
-
-def _compiled(rank: int, world_size: int) -> int:
-    torch._dynamo.reset()
-    counters.clear()
-    transformer = tiny_transformer(num_layers=3)
-    parallelize(transformer, mesh=init_ulysses_mesh(world_size, device_type="cpu"))
-    requests = [
-        forward_arguments(grid=grid, text=text) for grid, text in (((2, 3, 3), 9), ((1, 5, 7), 9), ((2, 4, 4), 5))
-    ]
-    eager = [forward(transformer, request) for request in requests]
-    transformer.compile_repeated_blocks(backend="aot_eager", dynamic=True, fullgraph=True)
-    for request, want in zip(requests, eager, strict=True):
-        torch.testing.assert_close(forward(transformer, request), want, rtol=0, atol=5e-6)
-    return counters["stats"]["unique_graphs"]
-
-
-def test_two_compiled_ranks_build_one_graph_each(ranks):
-    assert ranks(2, _compiled) == [1, 1]

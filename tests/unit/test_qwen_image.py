@@ -69,7 +69,7 @@ def test_one_graph_for_both_streams_and_one_for_images_alone():
     counters.clear()
     alive = []
     for seed in range(2):
-        transformer = tiny_transformer(num_layers=4, seed=seed)
+        transformer = tiny_transformer(num_layers=3, seed=seed)
         alive.append(parallelize(transformer))
         transformer.compile_repeated_blocks(backend="aot_eager", dynamic=True, fullgraph=True)
         for rows, text, mask in ((9, 9, None), (35, 9, None), (24, 12, [[1] * 7 + [0] * 5])):

@@ -43,6 +43,16 @@ def test_a_checkpoint_says_its_own_shape(tmp_path):
     assert shape.rows(33, 64, 64) == 9 * 16 * 16
 
 
+@pytest.mark.parametrize(
+    ("name", "request_of_shape", "rows"),
+    [("wan-tiny", (9, 64, 96), 3 * 4 * 6), ("qwen-image-tiny", (1, 1328, 1328), 83 * 83)],
+)
+def test_tiny_checkpoints_count_as_their_pipelines_do(tmp_path, name, request_of_shape, rows):
+    shape = shape_of_checkpoint(checkpoint_folder(name, scratch=tmp_path), name=name)
+    assert (shape.query_heads, shape.kv_heads, shape.head_dim, shape.layers) == (6, 6, 16, 2)
+    assert shape.rows(*request_of_shape) == rows
+
+
 @pytest.mark.parametrize("keys", [(), ("scale_factor_spatial",)])
 def test_a_checkpoint_without_the_scales_of_its_vae_is_an_error(tmp_path, keys):
     (tmp_path / "model_index.json").write_text(json.dumps({"transformer": ["diffusers", "Cosmos3OmniTransformer"]}))
