@@ -77,8 +77,13 @@ def parallelize(
 
 def _transformers(pipeline: Any) -> list[nn.Module]:
     """The transformer of a pipeline, or both: Wan 2.2 has one for high noise and one for low, and may lack either."""
-    found = [getattr(pipeline, name, None) for name in ("transformer", "transformer_2")]
-    return [transformer for transformer in found if transformer is not None]
+    named = [getattr(pipeline, name, None) for name in ("transformer", "transformer_2")]
+    found = [transformer for transformer in named if transformer is not None]
+    if not found:
+        require(
+            [refuse("model", transformer=f"{type(pipeline).__name__} without a transformer", known=", ".join(PLANS))]
+        )
+    return found
 
 
 def _check_options(spec: ModelPlan, options: dict[str, Any]) -> None:

@@ -14,27 +14,13 @@ from parallel_attn.mesh import init_ulysses_mesh
 from parallel_attn.selection import BlockGeometry, SubBlock, TopK
 from parallel_attn.strategy import BlockSparse
 from tests.parity.test_attention_parity import CASES, tensors
+from tests.strategies import Recorded
 
 GEOMETRY = BlockGeometry(query_rows=16, key_rows=8)
 
 
 def method(sparsity: float) -> BlockSparse:
     return BlockSparse(selector=Recorded(SubBlock(budget=TopK(sparsity=sparsity), cell_rows=4)), geometry=GEOMETRY)
-
-
-class Recorded:
-    """A selector that keeps what it selected."""
-
-    def __init__(self, selector: SubBlock) -> None:
-        self.selector = selector
-        self.selections: list = []
-
-    def __repr__(self) -> str:
-        return repr(self.selector)
-
-    def select(self, *args, **options):
-        self.selections.append(self.selector.select(*args, **options))
-        return self.selections[-1]
 
 
 def masked(request: Request, sparse: BlockSparse, q, k, v, prefix) -> torch.Tensor:

@@ -100,6 +100,9 @@ def test_two_transformers_share_one_clock_and_one_record():
     assert torch.equal(generate(pipe), stock)
     pipe.transformer = None
     assert parallelize(pipe).transformers == [pipe.transformer_2]
+    pipe.transformer_2 = None
+    with pytest.raises(UnsupportedError, match="a WanPipeline without a transformer: no model plan"):
+        parallelize(pipe)
 
 
 def test_the_tiny_checkpoint(tmp_path):
