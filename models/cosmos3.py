@@ -66,7 +66,7 @@ class Cosmos3Seams:
     """Shards at the stack's entry and gathers at its exit, through the two seams diffusers leaves for it."""
 
     def __init__(self, loop: Loop, *, keep_text: bool | None = None) -> None:
-        self.plan = loop.plan
+        self.loop = loop
         self.texts = TextReuse(loop, keep_text)
         self._layers = loop.transformer.layers
         self._order = TokenOrder(loop.plan)
@@ -100,7 +100,7 @@ class Cosmos3Seams:
         self._rows, text_rows = gen.shape[0], und.shape[0]
         prefix = KVPrefix(rows=text_rows, kind="replicated") if text_rows else None
         kept = None if self._text is None else self._text.prefix
-        rows = self.plan.begin(
+        rows = self.loop.plan.begin(
             Request(rows=self._rows, prefix=prefix), kept_prefix=kept, dtype=str(gen.dtype), grids=str(self._grids)
         )
         if kept is not None and kept.complete:
@@ -110,7 +110,7 @@ class Cosmos3Seams:
         # The video rows come first, then sound and action, which stay where they are.
         self._order.begin(self._grids, rows=self._rows, device=gen.device)
         gen, cos_gen, sin_gen = (self._order.enter(x, rows) for x in (gen, cos_gen, sin_gen))
-        if self._layers[0]._compiled_call_impl is not None:
+        if self.loop.compiled:
             # Equal sizes share a symbol in a first trace (text rows as many as generation rows, or as channels), and
             # the next request would recompile; a dim marked dynamic gets a symbol of its own.
             for x in (und, gen, cos_und, sin_und, cos_gen, sin_gen):
@@ -119,7 +119,7 @@ class Cosmos3Seams:
 
     def gather(self, und: Tensor, gen: Tensor) -> tuple[Tensor, Tensor]:
         """All generation rows on every rank, and the text rows as the stack's first forward left them."""
-        gen = self._order.leave(gather_rows(gen, rows=self._rows, axis=self.plan.axis))
+        gen = self._order.leave(gather_rows(gen, rows=self._rows, axis=self.loop.plan.axis))
         text = self._text
         if text is not None and text.prefix.complete:
             assert text.stack_output is not None

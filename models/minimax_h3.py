@@ -9,10 +9,10 @@ text on every rank, and its result is cut to the rank's rows. What comes out is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from parallel_attn.request import shard_rows
 from .loop import Loop
 from .plan import GenerationDefaults, ModelPlan, Sizes, equal_heads
 from .processor import ParallelProcessor
+from .seams import RowSeams
 
 STREAMS = {"video_indices": "hidden_states", "audio_indices": "audio_hidden_states", "text_indices": None}
 """Places of a stream's rows -> the argument with these rows; the text is cut after the refiner instead."""
@@ -93,56 +94,37 @@ def shard_streams(places: Mapping[str, Tensor], *, rows: int, degree: int) -> di
     }
 
 
-def _own_text(refiner: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-    """The projected text as a tensor of its own: a linear layer returns a view, which costs a second graph."""
-    return (inputs[0].clone(),)
-
-
-class MiniMaxH3Seams:
+class MiniMaxH3Seams(RowSeams):
     """Hands the forward this rank's rows and gathers its outputs; see the module's text.
 
     Compiled regionally, blocks and refiner blocks make one graph each. Another is added by a batch of another size, and
-    by a first request with exactly as many local rows, or rows of text, as channels.
+    by a first request with exactly as many local rows as channels.
     """
 
     def __init__(self, loop: Loop, *, protect_conditions: bool = False) -> None:
         """`protect_conditions`: what comes before the generated video (text, conditions, audio) is protected."""
-        self.plan = loop.plan
+        super().__init__(loop)
         self._protect = protect_conditions
-        self._transformer = loop.transformer
         self._shards: dict[str, StreamShard] = {}
-
-    def install(self, transformer: nn.Module) -> Callable[[], None]:
-        """See `Seams.install`."""
-        hooks = [
-            transformer.token_refiner.register_forward_pre_hook(_own_text),
-            transformer.token_refiner.register_forward_hook(self._cut_text),
-        ]
-
-        def undo() -> None:
-            for hook in hooks:
-                hook.remove()
-
-        return undo
 
     def begin(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `Seams.begin`."""
         places = {name: arguments[name] for name in STREAMS}
-        axis, rows = self.plan.axis, arguments["position_ids"].shape[0]
+        axis, rows = self.loop.plan.axis, arguments["position_ids"].shape[0]
         self._shards = shard_streams(places, rows=rows, degree=axis.degree)
-        held = self.plan.begin(
+        self.start(
             Request(rows=rows, prefix=self._prefix(places)),
-            dtype=str(self._transformer.context_embedder.weight.dtype),
-            batch=arguments["hidden_states"].shape[0],
+            arguments["hidden_states"],
+            dtype=str(self.loop.transformer.context_embedder.weight.dtype),  # inputs of any dtype are cast to it
             rows_by_stream=[shard.sizes for shard in self._shards.values()],
         )
         # Views suffice: no compiled block sees these, only what the forward computes from them.
         mine: dict[str, Any] = {
-            name: arguments[name][held] for name in ("timestep_indices", "token_tags", "position_ids")
+            name: arguments[name][self.mine] for name in ("timestep_indices", "token_tags", "position_ids")
         }
         for name, stream in STREAMS.items():
             local = self._shards[name].local(axis.rank)
-            mine[name] = places[name][local] - held.start
+            mine[name] = places[name][local] - self.mine.start
             if stream is not None:
                 mine[stream] = arguments[stream][:, local]
         if arguments["timestep"].shape[0] == 1:
@@ -155,7 +137,7 @@ class MiniMaxH3Seams:
         """See `Seams.finish`."""
         local = output if isinstance(output, tuple) else (output.sample, output.audio_sample)
         video, audio = (
-            self._shards[name].gather(x, axis=self.plan.axis)
+            self._shards[name].gather(x, axis=self.loop.plan.axis)
             for name, x in zip(("video_indices", "audio_indices"), local, strict=True)
         )
         self._shards = {}
@@ -169,8 +151,14 @@ class MiniMaxH3Seams:
         """See `Seams.report`."""
         return {"conditions": "protected" if self._protect else "may be pruned"}
 
-    def _cut_text(self, refiner: nn.Module, inputs: Any, text: Tensor) -> Tensor:
-        return text[:, self._shards["text_indices"].local(self.plan.axis.rank)]
+    def _whole_text(self, text: Tensor) -> tuple[tuple[Tensor], dict[str, Any]]:
+        return (self.own(text),), {}
+
+    def _cut_text(self, text: Tensor) -> Tensor:
+        return text[:, self._shards["text_indices"].local(self.loop.plan.axis.rank)]
+
+    inputs: ClassVar = {"token_refiner": _whole_text}
+    outputs: ClassVar = {"token_refiner": _cut_text}
 
     def _prefix(self, places: Mapping[str, Tensor]) -> KVPrefix | None:
         """In every layout diffusers builds, the generated video is what follows the last row of audio (or text)."""

@@ -24,7 +24,7 @@ class RowSeams:
     """Base of the seams of a model whose rows pass through hookable modules.
 
     A subclass names the modules in `inputs` and `outputs`, and writes a `begin` that calls `start`; its hooks call
-    `cut` and `gather`.
+    `cut` and `gather`. Where no module's output can be gathered, `finish` gathers that of the forward.
     """
 
     inputs: ClassVar[Mapping[str, Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]]] = {}
@@ -54,10 +54,11 @@ class RowSeams:
         """See `Seams.begin`."""
         raise NotImplementedError
 
-    def start(self, request: Request, hidden_states: Tensor) -> None:
-        """Run `request`, as all ranks agree; from here on `mine` are this rank's rows of it."""
+    def start(self, request: Request, hidden_states: Tensor, **about: Any) -> None:
+        """Run `request`, as all ranks agree, also on what is told `about` it; now `mine` are this rank's rows."""
         self.rows = request.rows
-        self.mine = self.loop.plan.begin(request, batch=hidden_states.shape[0], dtype=str(hidden_states.dtype))
+        known = {"batch": hidden_states.shape[0], "dtype": str(hidden_states.dtype)}
+        self.mine = self.loop.plan.begin(request, **(known | about))
 
     def cut(self, x: Tensor, *, dim: int = 1) -> Tensor:
         """This rank's rows of `x`, as `own` gives them."""
@@ -70,7 +71,7 @@ class RowSeams:
         a first trace (text rows as many as image rows): either way a later forward would recompile.
         """
         x = x.clone(memory_format=torch.contiguous_format)
-        if self.loop.compiled:
+        if self.loop.compiled and not torch.compiler.is_compiling():  # a graph of the whole model may not
             torch._dynamo.maybe_mark_dynamic(x, dim)
         return x
 

@@ -62,6 +62,15 @@ def test_two_compiled_ranks_build_one_graph_each(ranks):
     assert ranks(2, _compiled) == [1, 1]
 
 
+def test_one_graph_of_the_whole_model_on_one_rank():
+    torch._dynamo.reset()
+    model = small_dit()
+    parallelize(model, model_plan=printed_plan())
+    want = forward(model, request(35))
+    model.compile(backend="eager", dynamic=True)
+    assert torch.equal(forward(model, request(35)), want)
+
+
 def test_without_the_plan_or_with_that_of_another_class_it_is_refused():
     with pytest.raises(UnsupportedError, match=r"a SmallDiT: no model plan.*a ModelPlan of your own"):
         parallelize(small_dit())
