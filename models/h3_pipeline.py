@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 from diffusers import MiniMaxH3Blocks
+from diffusers.configuration_utils import FrozenDict
 from diffusers.modular_pipelines import InputParam, ModularPipeline, ModularPipelineBlocks
 from diffusers.modular_pipelines.minimax_h3.modular_blocks_minimax_h3 import MiniMaxH3DecodeStep
 from torch import Tensor
@@ -90,6 +91,11 @@ class MiniMaxH3Pipeline:
     def transformer(self) -> Any:
         """The `MiniMaxH3Transformer3DModel`."""
         return self.modular.transformer
+
+    @property
+    def config(self) -> FrozenDict:
+        """The folder it was loaded from, under the name that classic pipelines have for it."""
+        return FrozenDict(_name_or_path=self.modular._pretrained_model_name_or_path)
 
     @property
     def scheduler(self) -> Any:

@@ -13,8 +13,11 @@ from typing import Any
 
 from .builtin import generation_defaults
 from .checkpoint import read_transformer_config
+from .cosmos3 import COSMOS3
 from .minimax_h3 import MINIMAX_H3
 from .plan import GenerationDefaults, ModelPlan
+from .qwen_image import QWEN_IMAGE
+from .wan import WAN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,44 +68,19 @@ def _shape(
     )
 
 
-def _causal_latent_frames(frames: int, stride: int) -> int:
-    """Latent frames of a VAE whose first latent frame is one video frame and every other one `stride` of them."""
-    return (frames - 1) // stride + 1
-
-
-def _patches(pixels: int, stride: int, patch: int) -> int:
-    """Patches along one side; the last may be half padding."""
-    latent = -(-pixels // stride)
-    return -(-latent // patch)
-
-
-def _causal_video_rows(stride: int) -> Callable[[int, int, int], int]:
-    def rows(frames: int, height: int, width: int) -> int:
-        return _causal_latent_frames(frames, 4) * _patches(height, stride, 2) * _patches(width, stride, 2)
-
-    return rows
-
-
-def _qwen_rows(frames: int, height: int, width: int) -> int:
-    """One image; diffusers cuts what is left over of a side below one patch of 16 pixels."""
-    if frames != 1:
-        raise ValueError(f"--frames {frames}: qwen-image makes one image; use --frames 1 or leave the flag out")
-    return (height // 16) * (width // 16)
-
-
+_FOUR_BY_EIGHT = {"scale_factor_temporal": 4, "scale_factor_spatial": 8}
 _SHAPES = (
-    ModelShape(
+    _shape(
+        COSMOS3,
+        {
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "num_hidden_layers": 36,
+            "latent_patch_size": 2,
+        },
+        {"scale_factor_temporal": 4, "scale_factor_spatial": 16},
         name="cosmos3-nano",
-        query_heads=32,
-        kv_heads=8,
-        head_dim=128,
-        layers=36,
-        rows=_causal_video_rows(stride=16),
-        not_counted="text: a replicated prefix, never sharded",
-        frames=189,
-        height=720,
-        width=1280,
-        steps=35,
     ),
     _shape(
         MINIMAX_H3,
@@ -110,31 +88,17 @@ _SHAPES = (
         {"clip_length": 17, "spatial_downsample_factors": (16,), "temporal_downsample_factors": (4,)},
         name="minimax-h3",
     ),
-    ModelShape(
+    _shape(
+        QWEN_IMAGE,
+        {"num_attention_heads": 24, "attention_head_dim": 128, "num_layers": 60, "patch_size": 2},
+        _FOUR_BY_EIGHT,
         name="qwen-image",
-        query_heads=24,
-        kv_heads=24,
-        head_dim=128,
-        layers=60,
-        rows=_qwen_rows,
-        not_counted="text: sharded, on top of these rows",
-        frames=1,
-        height=1024,
-        width=1024,
-        steps=50,
     ),
-    ModelShape(
+    _shape(
+        WAN,
+        {"num_attention_heads": 40, "attention_head_dim": 128, "num_layers": 40, "patch_size": (1, 2, 2)},
+        _FOUR_BY_EIGHT,
         name="wan-14b",
-        query_heads=40,
-        kv_heads=40,
-        head_dim=128,
-        layers=40,
-        rows=_causal_video_rows(stride=8),
-        not_counted="text: attended by cross-attention, which is not sharded",
-        frames=81,
-        height=720,
-        width=1280,
-        steps=50,
     ),
 )
 SHAPES: dict[str, ModelShape] = {shape.name: shape for shape in _SHAPES}

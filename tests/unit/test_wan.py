@@ -98,6 +98,9 @@ def test_two_transformers_share_one_clock_and_one_record():
     assert handle.report()["dispatch"] == [["sdpa-flash"] * 2] * 4
     handle.remove()
     assert torch.equal(generate(pipe), stock)
+    pipe.transformer = tiny_transformer(num_layers=3)
+    with pytest.raises(ValueError, match="the pipeline's transformers have 3 and 2 layers"):
+        parallelize(pipe)
     pipe.transformer = None
     assert parallelize(pipe).transformers == [pipe.transformer_2]
     pipe.transformer_2 = None
