@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -58,6 +58,33 @@ def assert_parity(
         assert_heads_of(whole["selections"], part["selections"], rank=mesh.get_local_rank())
     again = transformer(**arguments, return_dict=False)
     assert all(torch.equal(x, y) for x, y in zip(again, stock, strict=True)), "remove() gives the stock model back"
+
+
+def assert_pipeline_parity(
+    pipe: Any, generate: Callable[[Any], Tensor], mesh: DeviceMesh, *, guidance_scale: float
+) -> list[float]:
+    """Four guided steps under every kind of strategy; returns sums that every rank must share."""
+    stock = generate(pipe)
+    scale = stock.abs().max().item()
+    bound = parity_bound(dtype=torch.float32, steps=4, guidance_scale=guidance_scale, scale=scale)
+    sums = []
+    for kind in KINDS:
+        latents = []
+        for ranks in (None, mesh):
+            handle = parallelize(pipe, mesh=ranks, strategy=strategy(kind))
+            latents.append(generate(pipe))
+            report = handle.report()
+            assert report["differences"] == [], kind
+            assert [["sparse" in path for path in row] for row in report["dispatch"]] == [
+                [name == "sparse" for name in row] for row in strategy(kind).table(steps=4, layers=2).rows
+            ]
+            assert torch.equal(generate(pipe), latents[-1]), "a second request gives the same bits"
+            handle.remove()
+        one, many = latents
+        for other in (one, stock) if kind == "dense" else (one,):
+            assert (many - other).abs().max() < bound, kind
+        sums.append(many.double().sum().item())
+    return sums
 
 
 def _run(

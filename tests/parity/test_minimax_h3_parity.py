@@ -15,44 +15,26 @@ from models.tiny_h3 import byte_embeddings, write_h3_tiny
 from models.tolerance import parity_bound
 from parallel_attn import init_ulysses_mesh
 from tests.h3_inputs import BOUND, LAYOUTS, REFERENCE, h3_arguments, h3_transformer
-from tests.strategies import Recorded, strategy
+from tests.model_parity import EVERY_STEP_ALIKE, KINDS, assert_parity
 
 
-def _layouts(rank: int, world_size: int, sparse: bool, protect: bool) -> None:
+def _layouts(rank: int, world_size: int, protect: bool) -> None:
     transformer = h3_transformer(num_attention_heads=2 * world_size)
     texts: list[int] = []
     transformer.token_refiner.refiner_blocks[0].register_forward_hook(lambda *call: texts.append(call[2].shape[1]))
+    mesh = init_ulysses_mesh(world_size, device_type="cpu")
     for name, layout in LAYOUTS.items():
-        arguments = h3_arguments(**layout)
-        stock = transformer(**arguments, return_dict=False)
-        outputs, selected = [], []
-        for mesh in (None, init_ulysses_mesh(world_size, device_type="cpu")):
-            selected.append(Recorded())
-            method = strategy("sparse" if sparse else "dense", selector=selected[-1])
-            handle = parallelize(
-                transformer, mesh=mesh, attention=REFERENCE, strategy=method, protect_conditions=protect
-            )
-            with handle.denoising(1):
-                outputs.append(transformer(**arguments, return_dict=False))
-            assert ("sparse" in handle.report()["dispatch"][0][0]) is sparse
-            handle.remove()
-        for one, many, unsharded in zip(*outputs, stock, strict=True):
-            torch.testing.assert_close(many, one, rtol=0, atol=BOUND, msg=lambda m, n=name: f"{n}: {m}")
-            if not sparse:
-                torch.testing.assert_close(many, unsharded, rtol=0, atol=BOUND, msg=lambda m, n=name: f"{n}: {m}")
-        if sparse:
-            own = slice(2 * rank, 2 * rank + 2)
-            for a, b in zip(selected[0].selections, selected[1].selections, strict=True):
-                assert torch.equal(a.counts[:, own], b.counts), name
-        assert texts[-3:] == [layout["text"]] * 3, "the refiner sees the whole text on every rank"
+        kinds = KINDS if name == "keyframes" else EVERY_STEP_ALIKE
+        options = dict(attention=REFERENCE, protect_conditions=protect)
+        assert_parity(transformer, h3_arguments(**layout), mesh, kinds=kinds, gathers=2, **options)
+        assert set(texts) == {layout["text"]}, "the refiner sees the whole text on every rank"
+        texts.clear()
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize(
-    ("sparse", "protect"), [(False, False), (True, False), (True, True)], ids=["dense", "sparse", "protected"]
-)
-def test_every_layout(ranks, world_size, sparse, protect):
-    ranks(world_size, _layouts, sparse, protect)
+@pytest.mark.parametrize("protect", [False, True], ids=["prunable", "protected"])
+def test_every_layout(ranks, world_size, protect):
+    ranks(world_size, _layouts, protect)
 
 
 def _mixed(rank: int, world_size: int) -> None:

@@ -9,9 +9,8 @@ import torch
 from torch._dynamo.utils import counters
 
 from models import parallelize
-from models.tolerance import parity_bound
 from parallel_attn.mesh import init_ulysses_mesh
-from tests.model_parity import KINDS, assert_parity, bound_of, forward
+from tests.model_parity import KINDS, assert_parity, assert_pipeline_parity, bound_of, forward
 from tests.qwen_inputs import folder, forward_arguments, generate, pipeline, tiny_transformer
 
 REQUESTS = {
@@ -58,20 +57,9 @@ def test_an_image_of_6889_rows(ranks):
     ranks(2, _a_large_odd_image)
 
 
-def _pipeline(rank: int, world_size: int, checkpoint: Path) -> float:
-    pipe = pipeline(checkpoint)
-    stock = generate(pipe)
-    handle = parallelize(pipe)
-    one = generate(pipe)
-    handle.remove()
-    handle = parallelize(pipe, mesh=init_ulysses_mesh(world_size, device_type="cpu"))
-    many = generate(pipe)
-    assert handle.report()["dispatch"] == [["sdpa-flash"] * 2] * 4
-    assert torch.equal(generate(pipe), many), "a second request gives the same bits"
-    bound = parity_bound(dtype=torch.float32, steps=4, guidance_scale=4.0, scale=stock.abs().max().item())
-    assert (many - one).abs().max() < bound
-    assert (many - stock).abs().max() < bound
-    return many.double().sum().item()
+def _pipeline(rank: int, world_size: int, checkpoint: Path) -> list[float]:
+    mesh = init_ulysses_mesh(world_size, device_type="cpu")
+    return assert_pipeline_parity(pipeline(checkpoint), generate, mesh, guidance_scale=4.0)
 
 
 def test_a_guided_pipeline_on_two_ranks(ranks):

@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-from models import parallelize
-from models.tolerance import parity_bound
 from parallel_attn.mesh import init_ulysses_mesh
-from tests.model_parity import KINDS, assert_parity
+from tests.model_parity import KINDS, assert_parity, assert_pipeline_parity
 from tests.wan_inputs import folder, forward_arguments, generate, pipeline, tiny_transformer
 
 REQUESTS = {
@@ -38,20 +35,9 @@ def test_requests(ranks, world_size):
     ranks(world_size, _requests)
 
 
-def _pipeline(rank: int, world_size: int, checkpoint: Path) -> float:
-    pipe = pipeline(checkpoint)
-    stock = generate(pipe)
-    handle = parallelize(pipe)
-    one = generate(pipe)
-    handle.remove()
-    handle = parallelize(pipe, mesh=init_ulysses_mesh(world_size, device_type="cpu"))
-    many = generate(pipe)
-    assert handle.report()["dispatch"] == [["sdpa-flash"] * 2] * 4
-    assert torch.equal(generate(pipe), many), "a second request gives the same bits"
-    bound = parity_bound(dtype=torch.float32, steps=4, guidance_scale=5.0, scale=stock.abs().max().item())
-    assert (many - one).abs().max() < bound
-    assert (many - stock).abs().max() < bound
-    return many.double().sum().item()
+def _pipeline(rank: int, world_size: int, checkpoint: Path) -> list[float]:
+    mesh = init_ulysses_mesh(world_size, device_type="cpu")
+    return assert_pipeline_parity(pipeline(checkpoint), generate, mesh, guidance_scale=5.0)
 
 
 @pytest.mark.parametrize("experts", [1, 2])
