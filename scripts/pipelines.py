@@ -45,6 +45,8 @@ class PipelineForm:
     """Whether it makes one image and no video."""
     makes_sound: bool = False
     """Whether its output has a waveform `audio` at `sampling_rate` as well."""
+    offloads: bool = True
+    """Whether its components can take turns on the device."""
     takes: tuple[str, ...] = ()
     """Which of FLAGS it takes."""
     load: Callable[[Path, Settings], Any] = _load
@@ -53,7 +55,13 @@ class PipelineForm:
     """Raises ValueError for a request that only this class cannot run."""
 
     def check(self, settings: Settings, folder: Path) -> None:
-        """Raise ValueError for a flag or a request that this pipeline has no use for, before weights load."""
+        """Raise ValueError for a flag or a request that this pipeline has no use for, before weights load.
+
+        `UnsupportedError` for offload where it has none.
+        """
+        if settings.offload.mode != "none" and not self.offloads:
+            reason = "its modular pipeline does not tell when a component's turn is over"
+            require([refuse("offload", transformer=self.name, reason=reason)])
         frames = settings.request().frames
         if self.images_only and frames != 1:
             raise ValueError(f"--frames {frames}: {self.name} makes one image; use --frames 1 or leave the flag out")
@@ -132,6 +140,7 @@ _FORMS = (
         request=minimax_h3.request,
         output="video",
         makes_sound=True,
+        offloads=False,
         takes=("image", "prompt_embeds", "protect_conditions"),
         load=minimax_h3.load,
         check_request=minimax_h3.check,

@@ -94,6 +94,12 @@ def test_mistakes_are_found_before_weights_load(tmp_path, monkeypatch, flags, me
         generate.main(settings(tmp_path, "--prompt", "x", "--parallel.ulysses", "3"))
 
 
+def test_offload_is_refused_before_weights_load(tmp_path, monkeypatch):
+    monkeypatch.setattr(generate, "load", lambda *a: pytest.fail("loaded"))
+    with pytest.raises(UnsupportedError, match="CPU offload of a MiniMaxH3ModularPipeline"):
+        generate.main(settings(tmp_path, "--prompt", "x", "--offload.mode", "layerwise"))
+
+
 def test_where_the_text_comes_from_is_checked(tmp_path, monkeypatch, folder, embeddings):
     monkeypatch.setattr(generate, "load", lambda *a: pytest.fail("loaded"))
 

@@ -9,7 +9,9 @@ from torch._dynamo.utils import counters
 
 from models import parallelize
 from models.builtin import generation_defaults
+from models.offloading import offload_pipeline
 from models.tiny_qwen import write_qwen_image_tiny
+from offload import OffloadConfig
 from parallel_attn import UnsupportedError
 from tests.model_parity import bound_of, forward
 from tests.qwen_inputs import folder, forward_arguments, generate, pipeline, tiny_transformer
@@ -90,6 +92,15 @@ def test_a_batch_of_images_for_one_prompt():
     assert (got - stock).abs().max() <= 7 * 2 * bound_of(stock)  # guidance and steps, see tolerance.py
     with pytest.raises(UnsupportedError, match=r"text-lengths.*prompts with \d+, \d+ text tokens"):
         generate(pipe, prompt=["a ball", "a red ball"], negative_prompt=["", ""])
+
+
+@pytest.mark.parametrize("mode", ["model", "layerwise"])
+def test_offload_changes_no_bit(mode):
+    pipe = pipeline(folder())
+    parallelize(pipe)
+    want = generate(pipe)
+    offload_pipeline(pipe, OffloadConfig(mode=mode), device="cpu")
+    assert torch.equal(generate(pipe), want)
 
 
 def test_the_tiny_checkpoint(tmp_path):

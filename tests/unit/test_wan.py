@@ -9,7 +9,9 @@ from torch._dynamo.utils import counters
 
 from models import parallelize
 from models.builtin import generation_defaults
+from models.offloading import offload_pipeline
 from models.tiny_wan import write_wan_tiny
+from offload import OffloadConfig
 from parallel_attn import UnsupportedError
 from tests.model_parity import bound_of, forward
 from tests.wan_inputs import folder, forward_arguments, generate, pipeline, tiny_transformer
@@ -106,6 +108,15 @@ def test_two_transformers_share_one_clock_and_one_record():
     pipe.transformer_2 = None
     with pytest.raises(UnsupportedError, match="a WanPipeline without a transformer: no model plan"):
         parallelize(pipe)
+
+
+@pytest.mark.parametrize("mode", ["model", "layerwise"])
+def test_offload_changes_no_bit(mode):
+    pipe = pipeline(folder(experts=2))
+    parallelize(pipe)
+    want = generate(pipe)
+    offload_pipeline(pipe, OffloadConfig(mode=mode), device="cpu")
+    assert torch.equal(generate(pipe), want)
 
 
 def test_the_tiny_checkpoint(tmp_path):
