@@ -16,7 +16,7 @@ from diffusers import (
 )
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from .tiny import byte_tokenizer
+from .tiny_cosmos3 import byte_tokenizer
 
 TRANSFORMER = dict(
     num_attention_heads=6,  # so that two ranks and three share them

@@ -11,7 +11,7 @@ import torch
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
 from transformers import UMT5Config, UMT5EncoderModel
 
-from .tiny import byte_tokenizer
+from .tiny_cosmos3 import byte_tokenizer
 
 TRANSFORMER = dict(
     num_attention_heads=6,  # so that two ranks and three share them

@@ -17,8 +17,8 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -31,6 +31,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from models import parallelize
+from models.recipes import policy_of
 from parallel_attn import Strategy
 
 from . import launch
@@ -53,7 +54,7 @@ class Options:
     forwards: int = 2
     """Forwards of one turn, for every different row of a recipe's table."""
     recipes: tuple[str, ...] | None = None
-    """Recipes beside stock and dense. Left out: the model's own at 128x128, without its layers the all-sparse one."""
+    """Recipes beside stock and dense; left out, the model's own at 128x128 that fit the number of layers."""
     compile: bool = True
     """Compile the repeated layers."""
     tiny: bool = False
@@ -135,8 +136,7 @@ def main() -> tuple[dict[str, Any], int]:
         for transformer in transformers:
             transformer.compile_repeated_blocks(fullgraph=True, dynamic=True)
     strategies: dict[str, Strategy | str] = {"dense": Strategy()}
-    own = case.recipes if layers == case.layers else case.recipes[-1:]
-    strategies |= {name: name for name in (own if options.recipes is None else options.recipes)}
+    strategies |= {name: name for name in options.recipes or fitting(case, layers)}
     contestants = [Contestant(STOCK, transformers[0], None, steps=case.steps)]
     contestants += [Contestant(name, transformers[1], each, steps=case.steps) for name, each in strategies.items()]
     with torch.inference_mode():
@@ -152,6 +152,14 @@ def main() -> tuple[dict[str, Any], int]:
         print(f"not as planned: {text}", file=sys.stderr)
     document = {"hardware": hardware, "versions": versions(), "model": options.model, "layers": layers, "rows": rows}
     return document, 1 if unplanned or any(new_graphs.values()) else 0
+
+
+def fitting(case: ModelCase, layers: int) -> Iterator[str]:
+    """The case's recipes that name no layer beyond `layers`."""
+    for name in case.recipes:
+        with suppress(ValueError):
+            policy_of(None, recipe=name).strategy.table(steps=case.steps, layers=layers)
+            yield name
 
 
 def race(contestants: list[Contestant], forward: Callable[[nn.Module], Any], options: Options) -> dict[str, int]:

@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers import Cosmos3OmniTransformer
+from diffusers import Cosmos3OmniTransformer, MiniMaxH3Transformer3DModel
+from diffusers.modular_pipelines.minimax_h3.before_denoise import (
+    MiniMaxH3PrepareLayoutStep,
+    MiniMaxH3SetTimestepsStep,
+)
 from torch import nn
 
-from models.tiny import COSMOS3_TINY
+from models.tiny_cosmos3 import TRANSFORMER as COSMOS3_TINY
+from models.tiny_h3 import TRANSFORMER as H3_TINY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +82,31 @@ def _cosmos3_arguments(transformer: nn.Module, tiny: bool) -> dict[str, Any]:
     )
 
 
+def _h3(layers: int, tiny: bool) -> nn.Module:
+    return MiniMaxH3Transformer3DModel(**(H3_TINY if tiny else {}) | {"num_layers": layers})
+
+
+def _h3_arguments(transformer: nn.Module, tiny: bool) -> dict[str, Any]:
+    """192 frames at 1280x736 with sound behind 512 rows of text: 53,592 rows, laid out by diffusers' own steps."""
+    text, audio, latents = (16, 6, (4, 8, 12)) if tiny else (512, 320, (57, 46, 80))
+    device, dtype, config = transformer.device, transformer.dtype, transformer.config
+    patch = tuple(config["patch_size"])
+    tags = torch.ones(text, dtype=torch.long)
+    positions, tags, *places, _, _ = MiniMaxH3PrepareLayoutStep.build_packed_sequence(
+        tags, *latents, audio, patch, 2, 2, 0, ()
+    )
+    video, sound, _ = places
+    timestep, indices = MiniMaxH3SetTimestepsStep.build_row_timesteps(video, sound, 0, 0, text, 0.3, 0.6, 1.0, 1.0)
+    names = ("hidden_states", "audio_hidden_states", "encoder_hidden_states")
+    widths = (config["in_channels"] * patch[1] * patch[2], config["audio_in_channels"], config["text_dim"])
+    arguments = {"position_ids": positions, "token_tags": tags, "timestep": timestep, "timestep_indices": indices}
+    arguments |= dict(zip(("video_indices", "audio_indices", "text_indices"), places, strict=True))
+    arguments = {name: value.to(device) for name, value in arguments.items()}
+    for name, width, rows in zip(names, widths, places, strict=True):
+        arguments[name] = torch.randn(1, len(rows), width, device=device, dtype=dtype)
+    return arguments
+
+
 CASES: dict[str, ModelCase] = {
     "cosmos3-nano": ModelCase(
         layers=36,
@@ -84,6 +114,13 @@ CASES: dict[str, ModelCase] = {
         recipes=("cosmos3-mixed-128x128", "cosmos3-sparse-128x128"),
         build=_cosmos3,
         arguments=_cosmos3_arguments,
+    ),
+    "minimax-h3": ModelCase(
+        layers=50,
+        steps=50,
+        recipes=("h3-mixed-128x128", "h3-sparse-128x128"),
+        build=_h3,
+        arguments=_h3_arguments,
     ),
 }
 """By the name `--model` takes."""

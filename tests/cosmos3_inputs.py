@@ -11,7 +11,7 @@ import torch
 from diffusers import Cosmos3OmniPipeline, Cosmos3OmniTransformer
 
 from models.builtin import checkpoint_folder
-from models.tiny import write_cosmos3_tiny
+from models.tiny_cosmos3 import write_cosmos3_tiny
 
 
 @cache

@@ -19,7 +19,7 @@ from PIL import Image
 
 from models.pocket.analyse import analyse
 from models.pocket.captions import HELD_OUT, caption
-from models.tiny import write_cosmos3_tiny
+from models.tiny_cosmos3 import write_cosmos3_tiny
 from models.tiny_wan import write_wan_tiny
 from parallel_attn import UnsupportedError
 from scripts import generate

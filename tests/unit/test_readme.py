@@ -29,4 +29,4 @@ def test_the_strategy_document_is_one():
 
 
 def test_the_design_fits_on_its_pages():
-    assert len((ROOT / "DESIGN.md").read_text().splitlines()) <= 120
+    assert len((ROOT / "DESIGN.md").read_text().splitlines()) <= 150

@@ -8,7 +8,7 @@ import pytest
 
 from models import parallelize
 from models.recipes import CHECKPOINT_FILE, policy_of
-from models.tiny import write_cosmos3_tiny
+from models.tiny_cosmos3 import write_cosmos3_tiny
 from parallel_attn.strategy import decide
 from tests.cosmos3_inputs import pipeline
 from tests.unit.test_strategy_document import DOCUMENT

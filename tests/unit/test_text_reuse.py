@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -42,18 +43,18 @@ def bare():
 
 def keep_stock_key_order(plan):
     """Hand the kernel [text | generation] as diffusers does, instead of this library's [generation | text]."""
-    pick = plan._pick_dense
+    jobs = plan.dispatch.jobs
 
     class Reordered:
         def __init__(self, backend):
             self.backend, self.name, self.writes_out = backend, backend.name, backend.writes_out
 
         def attend(self, q, k, v, *, causal, out=None):
-            text = 0 if causal else plan.request.replicated_rows
+            text = plan.request.replicated_rows
             k, v = (torch.cat([x[:, x.shape[1] - text :], x[:, : x.shape[1] - text]], 1) for x in (k, v))
             return self.backend.attend(q, k, v, causal=causal, out=out)
 
-    plan._pick_dense = lambda call: Reordered(pick(call))
+    plan.dispatch.jobs = lambda *call, **kept: [replace(job, dense=Reordered(job.dense)) for job in jobs(*call, **kept)]
 
 
 def test_bit_equal_to_stock_over_guided_steps_with_unequal_prompts():

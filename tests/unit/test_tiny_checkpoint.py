@@ -8,7 +8,7 @@ import torch
 from diffusers import AutoencoderKLWan, Cosmos3OmniPipeline
 
 from models.builtin import checkpoint_folder, generation_defaults
-from models.tiny import write_cosmos3_tiny
+from models.tiny_cosmos3 import write_cosmos3_tiny
 
 
 def file_hashes(folder: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-COSMOS3_TINY = dict(
+TRANSFORMER = dict(
     num_attention_heads=8,
     num_key_value_heads=2,  # the released group of 4 query heads per KV head
     head_dim=32,
@@ -69,7 +69,7 @@ def write_cosmos3_tiny(folder: Path, *, seed: int = 0, num_layers: int = 3) -> P
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        transformer = Cosmos3OmniTransformer(num_hidden_layers=num_layers, **COSMOS3_TINY)
+        transformer = Cosmos3OmniTransformer(num_hidden_layers=num_layers, **TRANSFORMER)
         vae = AutoencoderKLWan(**_VAE)
     scheduler = UniPCMultistepScheduler(**_SCHEDULER)
     tokenizer = byte_tokenizer()
