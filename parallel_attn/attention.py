@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import ops
-from .checks import require_no_grad
+from .checks import refused_codes, require_no_grad
 from .errors import refuse, require
 from .plan import AttentionPlan
 from .request import Request
@@ -49,8 +49,9 @@ class ParallelAttention:
         the same order. `mask`, `causal`, `cu_seqlens` and `block_table` are there to be refused with their reasons.
         Raises ValueError or `UnsupportedError` before any collective.
         """
-        asked = {"mask": mask, "causal": causal or None, "packed-documents": cu_seqlens, "paged-kv": block_table}
-        refused = [code for code, value in asked.items() if value is not None]
+        refused = refused_codes(
+            mask=mask is not None, causal=causal, documents=cu_seqlens is not None, paged=block_table is not None
+        )
         prefix_k, prefix_v = prefix if prefix is not None else (None, None)
         if request is None:
             require(map(refuse, refused))

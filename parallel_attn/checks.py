@@ -46,6 +46,12 @@ def check_prefix(request: Request, q: Tensor, prefix: tuple[Tensor, Tensor] | No
             )
 
 
+def refused_codes(*, mask: bool, causal: bool, documents: bool, paged: bool) -> list[str]:
+    """Codes of the refusals for what a call over the sharded sequence asks beside plain attention."""
+    asked = {"mask": mask, "causal": causal, "packed-documents": documents, "paged-kv": paged}
+    return [code for code, value in asked.items() if value]
+
+
 def require_no_grad(*tensors: Tensor) -> None:
     """Refuse inputs that require gradients while gradients are recorded: this library is inference only."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):

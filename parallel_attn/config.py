@@ -63,7 +63,7 @@ class AttentionConfig:
     """Which kernels run the attention."""
 
     dense_backend: str = "auto"
-    """auto, fa4, sdpa-cudnn, sdpa-flash, sdpa-efficient, sdpa-math or reference."""
+    """auto, fa4, fa3, sdpa-cudnn, sdpa-flash, sdpa-efficient, sdpa-math or reference."""
     sparse_backend: str = "auto"
     """auto, fa4, cudnn, flex or reference: the kernel of block-sparse layers."""
     kv_dtype: str = "auto"

@@ -6,23 +6,20 @@ is raised in the first one.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from torch import Tensor
 
 from .backends import DenseBackend
-from .backends.call import DenseCall
-from .backends.sparse import SparseBackend, SparseCall
+from .backends.call import Operands, operands_of
 from .checks import check_prefix, check_shards
 from .config import AttentionConfig
 from .exchange import Axis
+from .jobs import job_of, replicated_call
 from .methods import Methods
-from .platform import Pick, check_backend_names, pick_dense, pick_sparse
+from .platform import check_backend_names, pick_dense
 from .record import ExecutionRecord
 from .request import Request
 from .strategy import BlockSparse
-from .valid_rows import Job, Span, spans_of
+from .valid_rows import Job, spans_of
 
 Prefix = tuple[Tensor, Tensor] | None
 
@@ -50,56 +47,28 @@ class Dispatch:
             check_shards(request, q, k, v, degree=self._axis.degree, rank=self._axis.rank)
             if prefix is not None or not prefix_kept:
                 check_prefix(request, q, prefix)
-            spans = spans_of(request, q.shape[0])
-            for span in spans:
-                for reachable in self._methods.reachable(request):
-                    self._picks(reachable, q, k, v, span)
-            self._jobs[kind] = [self._job(method, q, k, v, span) for span in spans]
+            self._jobs[kind] = self.resolve(request, method, operands_of(q, k, v), picks=self._record.picks)
         return self._jobs[kind]
+
+    def resolve(
+        self, request: Request, method: BlockSparse | None, operands: Operands, *, picks: dict[str, str]
+    ) -> list[Job]:
+        """What will run on which rows, and in `picks` why; raises `UnsupportedError` where no backend does.
+
+        `operands`: those of all ranks together. Nothing is communicated or recorded.
+        """
+        degree, config, spans = self._axis.degree, self.config, spans_of(request, operands.batch)
+        for span in spans:
+            for reachable in self._methods.reachable(request):
+                job_of(reachable, operands, span, degree=degree, config=config, picks={})
+        return [job_of(method, operands, span, degree=degree, config=config, picks=picks) for span in spans]
 
     def replicated(self, q: Tensor, k: Tensor, v: Tensor) -> DenseBackend:
         """The backend of causal attention over rows [B, T, H, D] that every rank holds in full."""
-        call = DenseCall(**_sizes(q, k, v, slice(None), degree=1), query_rows=q.shape[1], key_rows=k.shape[1])
-        pick = pick_dense(self.config.dense_backend, replace(call, causal=True))
+        call = replicated_call(operands_of(q, k, v), rows=q.shape[1], key_rows=k.shape[1])
+        pick = pick_dense(self.config.dense_backend, call)
         self._record.picks[pick.backend.name] = pick.why
         return pick.backend
-
-    def _job(self, method: BlockSparse | None, q: Tensor, k: Tensor, v: Tensor, span: Span) -> Job:
-        dense_rows, dense, sparse = self._picks(method, q, k, v, span)
-        if dense is not None:
-            self._record.picks[dense.backend.name] = dense.why
-        if sparse is None:
-            return Job(span, None if dense is None else dense.backend)
-        self._record.picks[f"{sparse.backend.name}-sparse"] = sparse.why
-        return Job(span, None if dense is None else dense.backend, sparse.backend, method, dense_rows)
-
-    def _picks(
-        self, method: BlockSparse | None, q: Tensor, k: Tensor, v: Tensor, span: Span
-    ) -> tuple[int, Pick[DenseBackend] | None, Pick[SparseBackend] | None]:
-        """Rows at the front that run dense, and the picks for them and for the rest; raises where there is none."""
-        sizes = _sizes(q, k, v, span.samples, degree=self._axis.degree)
-        rows = span.queries if method is None else (span.packed if method.dense_prefix_queries else 0)
-        dense = sparse = None
-        if rows:
-            dense = pick_dense(self.config.dense_backend, DenseCall(**sizes, query_rows=rows, key_rows=span.keys))
-        if method is not None and rows < span.queries:
-            method.check_heads(q.shape[2])
-            call = SparseCall(**sizes, query_rows=span.queries - rows, key_rows=span.keys, geometry=method.geometry)
-            sparse = pick_sparse(self.config.sparse_backend, call)
-        return rows, dense, sparse
-
-
-def _sizes(q: Tensor, k: Tensor, v: Tensor, samples: slice, *, degree: int) -> dict[str, Any]:
-    """What a call of one rank's heads looks like to a backend, but for its rows."""
-    return {
-        "device": q.device,
-        "dtype": q.dtype,
-        "batch": len(range(q.shape[0])[samples]),
-        "query_heads": q.shape[2] // degree,
-        "kv_heads": k.shape[2] // degree,
-        "head_dim": q.shape[3],
-        "value_dim": v.shape[3],
-    }
 
 
 def _kind(x: Tensor) -> tuple:

@@ -60,6 +60,11 @@ _TABLE: dict[str, tuple[str, str, str]] = {
         "{reasons}",
         "{instead}",
     ),
+    "selection": (
+        "block-sparse attention with this selection",
+        "{reasons}",
+        "dense attention, or a selection that takes these tensors",
+    ),
     "full-compile": (
         "--compile full",
         "the exchange runs once per compiled region; one graph of the whole model reorders it between ranks",

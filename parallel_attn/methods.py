@@ -45,11 +45,16 @@ class Methods:
         self._now()
 
     def of(self, layer: int, request: Request) -> BlockSparse | None:
-        """The method of `layer`, None for dense."""
+        """The method of `layer`, None for dense; notes that this step ran a short request."""
+        method = self.peek(layer, request)
+        if self._clock.step is not None and self._is_short(request):
+            self._short_steps.add(self._clock.step)
+        return method
+
+    def peek(self, layer: int, request: Request) -> BlockSparse | None:
+        """The same for a request that may never run."""
         table, row = self._now()
         if self._is_short(request):
-            if self._clock.step is not None:
-                self._short_steps.add(self._clock.step)
             return None
         return table.presets.get(row[0 if self.layers is None else layer])
 

@@ -18,8 +18,8 @@ from .errors import UnsupportedError, refuse
 
 Backend = TypeVar("Backend")
 
-_DENSE_ORDER = {"cpu": ("sdpa-flash", "reference"), "cuda": ("fa4", "sdpa-cudnn", "sdpa-flash")}
-"""Measured order, fastest first; on CUDA the slow oracle is run only when asked for."""
+_DENSE_ORDER = {"cpu": ("sdpa-flash", "reference"), "cuda": ("fa4", "fa3", "sdpa-cudnn", "sdpa-flash")}
+"""Measured order, fastest first; on CUDA the slow oracle is run only when asked for. fa3 never stands in for fa4."""
 
 
 def _sparse_order(call: SparseCall) -> tuple[str, ...]:

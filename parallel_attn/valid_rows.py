@@ -15,7 +15,7 @@ from .backends import DenseBackend
 from .backends.sparse import SparseBackend
 from .buffers import empty_buffer
 from .request import Request
-from .selection import Selection, protected_spans
+from .selection import BlockGeometry, Selection, protected_spans
 from .strategy import BlockSparse
 
 
@@ -45,8 +45,13 @@ class Job:
     @property
     def path(self) -> str:
         """The name this job is recorded under."""
-        names = [f"{self.sparse.name}-sparse {self.method.geometry}"] if self.sparse and self.method else []
+        names = [sparse_path(self.sparse.name, self.method.geometry)] if self.sparse and self.method else []
         return "+".join([*names, *([self.dense.name] if self.dense else [])])
+
+
+def sparse_path(backend: str, geometry: BlockGeometry) -> str:
+    """The name a block-sparse call is recorded under."""
+    return f"{backend}-sparse {geometry}"
 
 
 def spans_of(request: Request, batch: int) -> list[Span]:

@@ -34,6 +34,9 @@ class Recorded:
     def selections(self) -> list[Any]:
         return [selection for _, _, selection in self.seen]
 
+    def reasons_against(self, **tensors: Any) -> list[str]:
+        return self.selector.reasons_against(**tensors)
+
     def select(self, q: Any, k: Any, **options: Any) -> Any:
         selection = self.selector.select(q, k, **options)
         self.seen.append((q.clone(), k.clone(), selection))

@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from .call import DenseCall
+from .fa3 import Fa3
 from .fa4 import Fa4
 from .reference import Reference
 from .sdpa import SDPA_KERNELS, Sdpa
@@ -35,6 +36,6 @@ class DenseBackend(Protocol):
         ...
 
 
-_dense: list[DenseBackend] = [Fa4(), Reference(), *(Sdpa(kernel) for kernel in SDPA_KERNELS)]
+_dense: list[DenseBackend] = [Fa4(), Fa3(), Reference(), *(Sdpa(kernel) for kernel in SDPA_KERNELS)]
 DENSE_BACKENDS: dict[str, DenseBackend] = {backend.name: backend for backend in _dense}
 """Every dense backend by the name `--attention.dense-backend` takes."""

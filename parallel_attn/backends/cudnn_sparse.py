@@ -38,8 +38,8 @@ class CudnnSparse:
 
     def reasons_against(self, call: SparseCall) -> list[str]:
         """See `SparseBackend.reasons_against`; imports the package when nothing else speaks against the call."""
-        capability = provider.compute_capability(call.device) if call.device.type == "cuda" else None
-        reasons = PROVIDER.reasons_against() + provider.reasons_against_device(call.device, capability)
+        capability = provider.capability_of(call)
+        reasons = PROVIDER.reasons_against(call.machine) + provider.reasons_against_device(call.device, capability)
         if capability is not None and capability[0] != 9:
             reasons.append(f"compute capability is {capability[0]}.{capability[1]}, supported: 9.x")
         reasons += provider.reasons_against_dtype(call.dtype)
@@ -51,7 +51,7 @@ class CudnnSparse:
         for name, dim in (("head_dim", call.head_dim), ("head_dim of v", call.value_dim)):
             if dim not in HEAD_DIMS:
                 reasons.append(f"{name} is {dim}, supported: {', '.join(map(str, HEAD_DIMS))}")
-        return reasons or PROVIDER.reasons_against_import()
+        return reasons or PROVIDER.reasons_against_import(call.machine)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: Selection, *, out: Tensor | None = None) -> Tensor:
         """See `SparseBackend.attend`."""

@@ -72,7 +72,8 @@ class Fa4Sparse:
     def reasons_against(self, call: SparseCall) -> list[str]:
         """See `SparseBackend.reasons_against`; imports the package when nothing else speaks against the call."""
         reasons = _reasons(call)
-        major = _major(call.device)
+        capability = provider.capability_of(call)
+        major = None if capability is None else capability[0]
         if major in GEOMETRIES and call.blocks not in GEOMETRIES[major]:
             known = ", ".join(f"{q}x{k}" for q, k in GEOMETRIES[major])
             reasons.append(f"blocks are {call.geometry}, supported on compute capability {major}.x: {known}")
@@ -103,8 +104,8 @@ class Fa4Sparse:
 
 def _reasons(call: DenseCall | SparseCall) -> list[str]:
     """Every reason that needs no import of the package."""
-    capability = provider.compute_capability(call.device) if call.device.type == "cuda" else None
-    reasons = PROVIDER.reasons_against() + provider.reasons_against_device(call.device, capability)
+    capability = provider.capability_of(call)
+    reasons = PROVIDER.reasons_against(call.machine) + provider.reasons_against_device(call.device, capability)
     if capability is not None and capability[0] not in GEOMETRIES:
         silent = ", where the kernel ignores block lists" if capability[0] == 8 else ""
         known = ", ".join(f"{major}.x" for major in GEOMETRIES)
@@ -114,13 +115,19 @@ def _reasons(call: DenseCall | SparseCall) -> list[str]:
 
 def _reasons_of_validators(call: DenseCall | SparseCall) -> list[str]:
     """What the kernel's own validators say about a head_dim that was not measured."""
-    reasons = PROVIDER.reasons_against_import()
+    reasons = PROVIDER.reasons_against_import(call.machine)
     dims = (call.head_dim, call.value_dim)
     if reasons or dims in VERIFIED_HEAD_DIMS:
         return reasons
+    if call.machine is not None and PROVIDER.reasons_against():
+        raise provider.Undecided(f"only the validators of {PROVIDER.distribution} know (head_dim, value_dim) {dims}")
     if not __debug__:
         return [f"(head_dim, value_dim) is {dims}: python -O drops the assertions by which the kernel checks it"]
-    interface, major = PROVIDER.load()[0], _major(call.device)
+    capability = provider.capability_of(call)
+    assert capability is not None
+    interface, major = PROVIDER.load()[0], capability[0]
+    if not hasattr(interface, "_validate_head_dims"):
+        raise provider.Undecided(f"{PROVIDER.distribution} has no validator of (head_dim, value_dim) {dims}")
     alignment = 16 // call.dtype.itemsize
     try:
         interface._validate_head_dims(*dims, major, alignment)
@@ -138,12 +145,6 @@ def _reasons_of_validators(call: DenseCall | SparseCall) -> list[str]:
             fits = f"{tile.m_block_size}x{tile.n_block_size}"
             return [f"blocks are {call.geometry}, the kernel's tile for (head_dim, value_dim) {dims} is {fits}"]
     return []
-
-
-def _major(device: torch.device) -> int | None:
-    """Major compute capability; None off CUDA."""
-    capability = provider.compute_capability(device) if device.type == "cuda" else None
-    return None if capability is None else capability[0]
 
 
 def _architecture(q: Tensor) -> int:

@@ -41,7 +41,7 @@ class FlexSparse:
 
     def reasons_against(self, call: SparseCall) -> list[str]:
         """See `SparseBackend.reasons_against`."""
-        capability = provider.compute_capability(call.device) if call.device.type == "cuda" else None
+        capability = provider.capability_of(call)
         reasons = provider.reasons_against_device(call.device, capability)
         if capability is not None and capability < (8, 0):
             reasons.append(f"compute capability is {capability[0]}.{capability[1]}, supported: 8.0 and later")

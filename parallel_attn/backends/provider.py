@@ -19,10 +19,15 @@ from types import ModuleType
 
 import torch
 
+from .call import Machine, Operands
 from .kernel_cache import cache_folder, my_turn
 
 COMPUTE_DTYPES = (torch.float16, torch.bfloat16)
 """What every optional kernel here computes in."""
+
+
+class Undecided(RuntimeError):
+    """Whether a kernel takes a call is for its package or a machine to say, and that one cannot be asked."""
 
 
 class Provider:
@@ -48,8 +53,10 @@ class Provider:
         self._modules: tuple[ModuleType, ...] | None = None
         self._compiled: set[Hashable] = set()
 
-    def reasons_against(self) -> list[str]:
+    def reasons_against(self, machine: Machine | None = None) -> list[str]:
         """Why the package cannot be used, from its metadata alone: absent, or another version."""
+        if machine is not None:
+            return []
         try:
             found = version(self.distribution)
         except PackageNotFoundError:
@@ -58,8 +65,10 @@ class Provider:
             return [f"{self.distribution} is {found}, verified: {self.verified}: {self.install}"]
         return []
 
-    def reasons_against_import(self) -> list[str]:
+    def reasons_against_import(self, machine: Machine | None = None) -> list[str]:
         """Import it now: a module that is not installed is a reason, any other failure is raised as it is."""
+        if machine is not None:
+            return []
         try:
             self.load()
         except ModuleNotFoundError as error:
@@ -94,6 +103,13 @@ class Provider:
             os.environ[where] = str(folder)
             os.environ.setdefault(switch, "1")
         return Path(os.environ[where]) if where in os.environ and os.environ.get(switch) == "1" else None
+
+
+def capability_of(call: Operands) -> tuple[int, int] | None:
+    """Compute capability the call would run on; None off CUDA and where this process has no GPU."""
+    if call.machine is not None:
+        return call.machine.capability
+    return compute_capability(call.device) if call.device.type == "cuda" else None
 
 
 def compute_capability(device: torch.device) -> tuple[int, int] | None:

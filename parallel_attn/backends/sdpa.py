@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .call import DenseCall
+from .provider import Undecided
 
 SDPA_KERNELS = ("flash", "cudnn", "efficient", "math")
 
@@ -51,6 +52,8 @@ class Sdpa:
 
     def _accepted_by_torch(self, call: DenseCall) -> bool:
         """PyTorch's own verdict on a CUDA call, which also knows the chip and the library versions."""
+        if call.machine is not None:
+            raise Undecided("only PyTorch on that GPU knows whether it takes these shapes")
         shapes = ((call.query_rows, call.query_heads), *((call.key_rows, call.kv_heads),) * 2)
         row = torch.empty(call.head_dim, dtype=call.dtype, device=call.device)
         q, k, v = (row.expand(call.batch, heads, rows, call.head_dim) for rows, heads in shapes)

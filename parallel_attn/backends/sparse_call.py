@@ -12,26 +12,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError, refuse
 from ..selection import BlockGeometry, Selection
+from .call import Operands
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SparseCall:
-    """One block-sparse call of a kernel on this rank: its own heads, all rows; `value_dim` is the head_dim of v."""
+class SparseCall(Operands):
+    """One block-sparse call of a kernel on this rank: its own heads, all rows."""
 
-    device: torch.device
-    dtype: torch.dtype
-    batch: int
     query_rows: int
     key_rows: int
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
     geometry: BlockGeometry
 
     @property

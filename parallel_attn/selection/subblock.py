@@ -26,6 +26,10 @@ _DTYPES = (*_KERNEL_DTYPES, torch.float32)
 class Selector(Protocol):
     """What chooses the KV blocks a query block attends."""
 
+    def reasons_against(self, *, device: torch.device, dtype: torch.dtype) -> list[str]:
+        """Every reason it cannot choose for q and k like these, known before anything is exchanged."""
+        ...
+
     def select(
         self,
         q: Tensor,
@@ -74,6 +78,12 @@ class SubBlock:
             return self.implementation
         return "triton" if device.type == "cuda" and dtype in _KERNEL_DTYPES else "torch"
 
+    def reasons_against(self, *, device: torch.device, dtype: torch.dtype) -> list[str]:
+        """See `Selector.reasons_against`."""
+        if dtype not in _DTYPES:
+            return [f"q is {dtype}, selection takes one of bfloat16, float16 and float32"]
+        return _reasons_against_triton(device, dtype) if self.implementation == "triton" else []
+
     def select(
         self,
         q: Tensor,
@@ -97,10 +107,11 @@ class SubBlock:
         that triton cannot run.
         """
         _check(q, k)
+        if reasons := self.reasons_against(device=q.device, dtype=q.dtype):
+            raise ValueError("; ".join(reasons))
         task = self._task(q, k, geometry, protected, dense_query_rows, first_head)
         implementation = self.implementation_for(device=q.device, dtype=q.dtype)
         if implementation == "triton":
-            _require_triton(q)
             from .run_triton import select_blocks
         else:
             from .run_torch import select_blocks
@@ -156,22 +167,22 @@ def _check(q: Tensor, k: Tensor) -> None:
     shapes = f"q {tuple(q.shape)} and k {tuple(k.shape)}"
     if q.dim() != 4 or k.dim() != 4 or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ValueError(f"q and k must be [batch, rows, heads, head_dim] of one batch and head_dim, got {shapes}")
-    if q.dtype != k.dtype or q.device != k.device or q.dtype not in _DTYPES:
-        raise ValueError(
-            f"q is {q.dtype} on {q.device}, k is {k.dtype} on {k.device}; "
-            "selection takes one of bfloat16, float16 and float32, the same for both, on one device"
-        )
+    if q.dtype != k.dtype or q.device != k.device:
+        raise ValueError(f"q is {q.dtype} on {q.device}, k is {k.dtype} on {k.device}; it must be the same for both")
     if not all(q.shape) or not all(k.shape):
         raise ValueError(f"there is nothing to select from {shapes}")
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads are not a multiple of {k.shape[2]} KV heads")
 
 
-def _require_triton(q: Tensor) -> None:
-    import triton
-
-    if q.dtype not in _KERNEL_DTYPES or (q.device.type != "cuda" and not triton.knobs.runtime.interpret):
-        raise ValueError(
-            f"implementation='triton' takes bfloat16 and float16 on CUDA, q is {q.dtype} on {q.device}; "
-            "use implementation='torch' or 'auto'"
-        )
+def _reasons_against_triton(device: torch.device, dtype: torch.dtype) -> list[str]:
+    try:
+        import triton
+    except ModuleNotFoundError:
+        return ["implementation='triton' needs the package triton, which is not installed"]
+    if dtype in _KERNEL_DTYPES and (device.type == "cuda" or triton.knobs.runtime.interpret):
+        return []
+    return [
+        f"implementation='triton' takes bfloat16 and float16 on CUDA, q is {dtype} on {device}; "
+        "use implementation='torch' or 'auto'"
+    ]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+import torch
+
+from ..errors import Refusal, refuse
 from ..selection import BlockGeometry, HeadTopK, Selector, SubBlock, TopK
 
 
@@ -34,6 +37,11 @@ class BlockSparse:
         """Query heads that a budget by head has weights for; None for a budget that is the same for all."""
         budget = getattr(self.selector, "budget", None)
         return len(budget.weights) if isinstance(budget, HeadTopK) else None
+
+    def refusals(self, *, device: torch.device, dtype: torch.dtype) -> list[Refusal]:
+        """Why its selector cannot choose blocks for such tensors."""
+        reasons = self.selector.reasons_against(device=device, dtype=dtype)
+        return [refuse("selection", reasons="; ".join(reasons))] if reasons else []
 
     def check_heads(self, query_heads: int) -> None:
         """Raise ValueError for a budget by head that is not for a model of so many query heads."""

@@ -51,6 +51,9 @@ class Recorded:
     def __repr__(self) -> str:
         return repr(self.selector)
 
+    def reasons_against(self, **tensors: object) -> list[str]:
+        return self.selector.reasons_against(**tensors)  # type: ignore[arg-type]
+
     def select(self, *args: object, **options: object) -> object:
         self.last = self.selector.select(*args, **options)  # type: ignore[arg-type]
         return self.last

@@ -64,7 +64,7 @@ def test_attention_settings():
     assert AttentionConfig().refusals() == []
     assert codes(AttentionConfig(kv_dtype="fp8").refusals()) == ["kv-dtype"]
     with pytest.raises(
-        ValueError, match="dense-backend 'fa9' is unknown; known backends: auto, fa4, reference, sdpa-flash"
+        ValueError, match="dense-backend 'fa9' is unknown; known backends: auto, fa4, fa3, reference, sdpa-flash"
     ):
         AttentionPlan(config=AttentionConfig(dense_backend="fa9"))
     with pytest.raises(UnsupportedError, match="kv-dtype"):

@@ -12,53 +12,10 @@ import pytest
 import torch
 
 from parallel_attn.backends import cudnn_sparse, fa4, flex, provider
-from parallel_attn.backends.call import DenseCall
-from parallel_attn.backends.sparse import SPARSE_BACKENDS, SparseCall
+from parallel_attn.backends.sparse import SPARSE_BACKENDS
 from parallel_attn.backends.sparse_call import admit
 from parallel_attn.errors import UnsupportedError
-from tests.selections import geometry
-
-CUDA = torch.device("cuda")
-
-
-def call(blocks=(128, 128), **changes):
-    values = dict(
-        device=CUDA, dtype=torch.bfloat16, batch=1, query_rows=1000, key_rows=1000, query_heads=8, kv_heads=2,
-        head_dim=128, value_dim=128, geometry=geometry(*blocks),
-    )  # fmt: skip
-    return SparseCall(**(values | changes))
-
-
-def dense_call(**changes):
-    values = {name: getattr(call(), name) for name in SparseCall.__slots__ if name != "geometry"}
-    return DenseCall(**(values | changes))
-
-
-def validate_head_dims(head_dim, value_dim, major, alignment):
-    assert head_dim % alignment == 0, f"({head_dim}, {value_dim}) is not supported on {major}"
-
-
-# The parts of the package that are asked, not run: tiles as its 4.0.0b33 has them for head dims over 128.
-FA4_INTERFACE = SimpleNamespace(
-    _validate_head_dims=validate_head_dims,
-    _tile_size_fwd_sm90=lambda *dims, sparse_block_size_q: (128, 80),
-    _fit_sm90_fwd_tile_to_block_sparsity=lambda tile, rows, keys: SimpleNamespace(
-        m_block_size=64 if rows % tile[0] else tile[0], n_block_size=min(tile[1], keys)
-    ),
-)
-
-
-@pytest.fixture
-def hopper(monkeypatch):
-    """A machine with everything installed; returns the capability, to be changed by the test."""
-    capability = [9, 0]
-    versions = {p.distribution: p.verified for p in (fa4.PROVIDER, cudnn_sparse.PROVIDER)}
-    monkeypatch.setattr(provider, "version", versions.__getitem__)
-    monkeypatch.setattr(provider, "compute_capability", lambda device: tuple(capability))
-    monkeypatch.setattr(fa4.PROVIDER, "_modules", (FA4_INTERFACE, SimpleNamespace()))
-    monkeypatch.setattr(cudnn_sparse.PROVIDER, "_modules", (SimpleNamespace(),))
-    return capability
-
+from tests.machine_on_paper import FA4_INTERFACE, call, dense_call
 
 RUNS = [
     *(("fa4", (9, 0), call(blocks)) for blocks in ((64, 64), (128, 64), (128, 128), (256, 128))),
@@ -162,7 +119,7 @@ def test_without_assertions_the_kernel_would_not_check_other_head_dims():
     """The validators assert, and `python -O` drops assertions: then only the measured dims are left."""
     program = (
         "from parallel_attn.backends import fa4, provider;"
-        "from tests.unit.test_sparse_refusals import FA4_INTERFACE, call;"
+        "from tests.machine_on_paper import FA4_INTERFACE, call;"
         "provider.version = lambda name: fa4.PROVIDER.verified;"
         "provider.compute_capability = lambda device: (9, 0);"
         "fa4.PROVIDER._modules = (FA4_INTERFACE, None);"
