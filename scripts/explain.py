@@ -4,10 +4,11 @@
 
 Takes the flags of `generate`; needs no GPU, no process group and no torchrun. `--model` also takes the names of
 models whose sizes are known without a checkpoint (models/shapes.py). Tables go to stderr. The last line of stdout is
-a JSON document: model, refused (list of code, what, why, instead), legal_degrees, rows, schedule (steps x layers
-preset names), strategy (field -> value and source), bytes (method -> degree -> bytes per attention call, sent by the
-rank that sends most, or resident), memory (degree -> weight files and buffers of a call), seconds (degree -> exchange
-of a call), copy_passes, offload (bytes by place, seconds of copies; null without).
+a JSON document: model, refused (list of code, what, why, instead), legal_degrees, rows, paths (each one that
+attention could take here or on --arch: path, attention, status, compilation, reasons, forwards), schedule (steps x
+layers preset names), strategy (field -> value and source), bytes (method -> degree -> bytes per attention call, sent
+by the rank that sends most, or resident), memory (degree -> weight files and buffers of a call), seconds (degree ->
+exchange of a call), copy_passes, offload (bytes by place, seconds of copies; null without).
 The exit code is 2 when something is refused.
 """
 
@@ -40,6 +41,7 @@ from parallel_attn.traffic import (
 
 from . import launch
 from .explain_offload import explain_offload
+from .explain_paths import Arch, attention_paths, path_table
 from .explain_schedule import draw, resolve, schedule_table, source_table
 from .settings import Settings
 
@@ -57,6 +59,8 @@ class ExplainSettings(Settings):
 
     link_gb_per_s: float = 450.0
     """Bandwidth between ranks in one direction, GB/s (10^9 bytes); the default is NVLink of one Hopper GPU."""
+    arch: Arch | None = None
+    """Judge the attention paths for this machine, kernel packages installed; the one at hand when left out."""
     picture: Path | None = None
     """Draw the attention method of every step and layer into this file (.png)."""
     h2d_gb_per_s: float = 53.0
@@ -90,6 +94,7 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
         bytes_per_element=settings.torch_dtype.itemsize,
     )
     moved = bytes_by_degree(geometry, legal)
+    paths = attention_paths(geometry, settings, arch=settings.arch, presets=policy.strategy.presets)
 
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     console.print(
@@ -103,7 +108,7 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
     console.print(cost_table(costs, chosen=degree))
     for line in where_ring_moves_less(moved):
         console.print(line)
-    for table in (source_table(policy), schedule_table(schedule, policy), *warnings):
+    for table in (path_table(paths), source_table(policy), schedule_table(schedule, policy), *warnings):
         console.print(table)
     if refused:
         console.print(str(UnsupportedError(refused)))
@@ -112,6 +117,7 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
         "refused": [asdict(refusal) for refusal in refused],
         "legal_degrees": legal,
         "rows": rows,
+        "paths": paths,
         "schedule": schedule,
         "strategy": {path: {"value": value, "source": source} for path, (value, source) in policy.sources.items()},
         "bytes": moved,

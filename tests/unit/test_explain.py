@@ -176,3 +176,34 @@ def test_the_schedule_as_a_picture(tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="does not exist"):
         draw([["dense"]], tmp_path / "nowhere" / "a.png", title="x")
+
+
+def paths(arch, **settings):
+    document, _ = main(ExplainSettings(model="cosmos3-nano", dtype="bfloat16", arch=arch, **settings))
+    json.dumps(document["paths"])
+    return {(path["attention"], path["path"]): path for path in document["paths"]}
+
+
+def test_the_paths_of_a_named_machine():
+    recipe = AttentionSettings(recipe="cosmos3-mixed")
+    hopper, blackwell = (paths(arch, attention=recipe) for arch in ("sm90", "sm100"))
+    supported = {"status": "supported", "compilation": "custom-op"}
+    for name in (("dense", "fa4"), ("dense", "fa3"), ("sparse", "fa4-sparse 64x64")):
+        assert hopper[name].items() >= supported.items()
+    assert blackwell["dense", "fa4"].items() >= supported.items()
+    assert blackwell["dense", "fa3"]["reasons"] == ("compute capability is 10.0, supported: 9.0",)
+    [reason] = blackwell["sparse", "fa4-sparse 64x64"]["reasons"]
+    assert "blocks are 64x64, supported on compute capability 10.x: 256x128" in reason
+    assert blackwell["dense", "trtllm_dense"]["status"] == "unsupported"
+    assert hopper["sparse", "flashinfer_block_sparse"]["status"] == "unmigrated"
+    assert paths("npu")["dense", "npu_dense"]["status"] == "unmigrated"
+
+
+def test_the_paths_of_this_machine_and_of_what_is_refused():
+    here = paths(None, parallel=ParallelConfig(ulysses=2))
+    assert here["dense", "ulysses-2 sdpa-flash"]["status"] == "supported"
+    assert "the tensors are on cpu, the kernel exists on cuda only" in here["dense", "ulysses-2 fa4"]["reasons"]
+    refused = paths("sm90", parallel=ParallelConfig(ulysses=3, ring=2))
+    own = [path for (_, name), path in refused.items() if name.startswith("ulysses-3 ")]
+    assert {path["status"] for path in own} == {"unsupported"}
+    assert all(path["reasons"][0].startswith("[ring]") and "[head-count]" in path["reasons"][2] for path in own)
