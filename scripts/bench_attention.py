@@ -3,6 +3,7 @@
     python -m scripts.bench_attention --geometry cosmos3-nano
     python -m scripts.bench_attention --geometry h3 --degree 4 --sparsity 0.5 0.75 0.9
     python -m scripts.bench_attention --geometry mha-16 --lengths 16384 32768 65536 131072
+    python -m scripts.bench_attention --geometry qwen-image --lengths 1024 1280 --dense-backends fa3 fa3-varlen fa4
 
 One attention call of one layer on one GPU, without exchange: bf16, batch 1, the rows of the model's usual request (or
 `--lengths`) and the heads one rank has at `--degree`. Every backend that runs the shape is timed on the blocks that
@@ -33,17 +34,23 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from parallel_attn.backends import DENSE_BACKENDS, cudnn_sparse, fa4, flex
+from parallel_attn.backends import DENSE_BACKENDS, DenseBackend, cudnn_sparse, fa3, fa4, flex
 from parallel_attn.backends.sparse import SPARSE_BACKENDS
 from parallel_attn.config import head_refusals
 from parallel_attn.errors import require
 
 from . import launch
 from .attention_rounds import Rounds, Shape
+from .fa3_varlen import Fa3Varlen
 
 CPU_ROWS = 384
-PACKAGES = ("torch", "triton", *(package.distribution for package in (fa4.PROVIDER, cudnn_sparse.PROVIDER)))
+PACKAGES = (
+    "torch",
+    "triton",
+    *(package.distribution for package in (fa4.PROVIDER, fa3.PROVIDER, cudnn_sparse.PROVIDER)),
+)
 
+DENSE: dict[str, DenseBackend] = DENSE_BACKENDS | {"fa3-varlen": Fa3Varlen()}
 SHAPES = {
     "cosmos3-nano": Shape(44_160, 44_672, 32, 8),  # 512 rows of text are keys only
     "h3": Shape(53_248, 53_248, 56, 56),
@@ -67,6 +74,9 @@ class Options:
     """Ranks that share the heads."""
     sparsity: tuple[float, ...] = (0.75,)
     """Shares of KV blocks dropped."""
+    dense_backends: tuple[str, ...] = ()
+    """Dense backends to time, where they run, and fa3-varlen (FA3's function for packed sequences); the device's
+    fastest two when left out."""
     backends: tuple[str, ...] = ("fa4", "cudnn", "flex", "reference")
     """Block-sparse backends to time, where they run."""
     rounds: int = 5
@@ -88,6 +98,8 @@ class Options:
             )
         if unknown := set(self.backends) - set(SPARSE_BACKENDS):
             raise ValueError(f"--backends {', '.join(unknown)} is unknown; known: {', '.join(SPARSE_BACKENDS)}")
+        if unknown := set(self.dense_backends) - set(DENSE):
+            raise ValueError(f"--dense-backends {', '.join(unknown)} is unknown; known: {', '.join(DENSE)}")
         if not all(rows > 0 for rows in self.lengths):
             raise ValueError(f"--lengths must be above 0, got {self.lengths}")
 
@@ -113,8 +125,9 @@ def main() -> dict[str, Any]:
 @torch.no_grad()
 def _compare(shape: Shape, options: Options, *, device: torch.device) -> list[dict[str, Any]]:
     rounds = Rounds(shape, device=device)
-    for name in ("fa4", "sdpa-cudnn") if device.type == "cuda" else ("reference", "sdpa-flash"):
-        rounds.dense(DENSE_BACKENDS[name])
+    fastest = ("fa4", "sdpa-cudnn") if device.type == "cuda" else ("reference", "sdpa-flash")
+    for name in options.dense_backends or fastest:
+        rounds.dense(DENSE[name])
     for name, blocks in _sparse_kernels(device):
         if name in options.backends:
             for sparsity in options.sparsity:

@@ -37,8 +37,26 @@ def test_a_table_for_every_length():
     assert [row["query_rows"] for row in document["rows"]] == [128] * 6 + [200] * 6
 
 
+def test_the_dense_backends_that_were_asked_for():
+    names = ("sdpa-math", "fa3", "fa3-varlen", "reference")
+    code, document, _ = bench(
+        "--geometry", "qwen-image", "--lengths", "96", "--degree", "12", "--dense-backends", *names
+    )
+    rows = document["rows"][: len(names)]
+    assert code == 0 and tuple(row["kernel"] for row in rows) == names
+    assert all(row["path"] == "dense" and ("refused" in row) == ("fa3" in row["kernel"]) for row in rows)
+    assert document["rows"][len(names)]["speedup"] > 0
+
+
 @pytest.mark.parametrize(
-    "flags", [("--degree", "3"), ("--sparsity", "1.0"), ("--backends", "magic"), ("--lengths", "0")]
+    "flags",
+    [
+        ("--dense-backends", "magic"),
+        ("--degree", "3"),
+        ("--sparsity", "1.0"),
+        ("--backends", "magic"),
+        ("--lengths", "0"),
+    ],
 )
 def test_what_cannot_run_is_refused(flags):
     code, document, _ = bench(*flags)
