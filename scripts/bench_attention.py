@@ -44,11 +44,8 @@ from .attention_rounds import Rounds, Shape
 from .fa3_varlen import Fa3Varlen
 
 CPU_ROWS = 384
-PACKAGES = (
-    "torch",
-    "triton",
-    *(package.distribution for package in (fa4.PROVIDER, fa3.PROVIDER, cudnn_sparse.PROVIDER)),
-)
+KERNELS = (fa4.PROVIDER, fa3.PROVIDER, cudnn_sparse.PROVIDER)
+PACKAGES = ("torch", "triton", *(package.distribution for package in KERNELS))
 
 DENSE: dict[str, DenseBackend] = DENSE_BACKENDS | {"fa3-varlen": Fa3Varlen()}
 SHAPES = {

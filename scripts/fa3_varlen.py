@@ -1,4 +1,4 @@
-"""Dense attention through FlashAttention-3's function for packed sequences: what its dense function is compared with."""
+"""Dense attention through FlashAttention-3's function for packed sequences, to compare its dense function with."""
 
 from __future__ import annotations
 

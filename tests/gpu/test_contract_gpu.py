@@ -167,7 +167,8 @@ def test_block_sparse_backends_run_or_raise_as_they_say(name, blocks, rows):
 def test_asking_waits_for_no_device():
     """With the device busy and every synchronization an error."""
     plan, asked = AttentionPlan(), on_gpu()
-    resolve_capabilities(asked)  # imports the packages
+    for chosen in (None, method(128, 128)):  # imports the packages
+        resolve_capabilities(asked, method=chosen)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
