@@ -162,6 +162,15 @@ def test_ulysses_follows_the_rule_of_head_counts(degree, status):
         resolve_execution_path(context(parallel=ParallelConfig(ulysses=degree + 1)), plan=AttentionPlan())
 
 
+def test_a_backend_is_asked_about_the_share_of_one_rank(monkeypatch):
+    seen = []
+    monkeypatch.setattr(DENSE_BACKENDS["reference"], "reasons_against", lambda call: seen.append(call) or [])
+    asked = context(batch=2, parallel=ParallelConfig(ulysses=2), request=Request(rows=40, valid_rows=(40, 30)))
+    resolve_capabilities(asked)
+    sizes = [(call.batch, call.query_rows, call.key_rows, call.query_heads, call.kv_heads) for call in seen]
+    assert sizes == [(1, 40, 40, 2, 1), (1, 30, 30, 2, 1)]
+
+
 def test_a_missing_validator_is_not_a_yes_and_not_a_no(hopper, monkeypatch):
     asked = on_gpu(head_dim=96, value_dim=96)
     assert resolve_capabilities(asked)[0].status is Support.SUPPORTED
