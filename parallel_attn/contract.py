@@ -10,13 +10,14 @@ outside compiled code; it reads no tensor and synchronizes nothing. A kernel pac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from . import routes
-from .backends import DENSE_BACKENDS, DenseBackend, provider
+from .backends import DENSE_BACKENDS, provider
 from .backends.call import DenseCall
 from .backends.provider import Undecided
-from .backends.sparse import SPARSE_BACKENDS, SparseBackend, SparseCall
+from .backends.sparse import SPARSE_BACKENDS, SparseCall
 from .checks import refused_codes
 from .config import AttentionConfig, head_refusals
 from .errors import Refusal, UnsupportedError, refuse
@@ -48,7 +49,8 @@ __all__ = [
 ]
 
 MEASURED_ON = (9, 0)
-Calls = Sequence[tuple[DenseCall | None, SparseCall | None]]
+Questions = Sequence[tuple[Callable[[Any], list[str]], DenseCall | SparseCall]]
+"""Who is asked for reasons, and about what."""
 
 
 def resolve_capabilities(
@@ -56,28 +58,32 @@ def resolve_capabilities(
 ) -> tuple[ExecutionPathResult, ...]:
     """Every path of this library for the context, dense or with `method` block-sparse, then the worked routes.
 
-    Conservative: what only a constructed plan or a bound kernel could tell is unmigrated here.
+    Conservative: what only a constructed plan or a bound kernel could tell is unmigrated here. Raises ValueError for
+    a method over replicated rows, which are never block-sparse.
     """
+    if context.replicated and method is not None:
+        raise ValueError("replicated rows are attended densely; leave the method out")
     refused = [str(refusal) for refusal in refusals(context)]
     calls = _calls(context, method)
     own: list[ExecutionPathResult] = []
     if method is None:
         for dense in DENSE_BACKENDS.values():
             name = f"{dense.name} replicated" if context.replicated else dense.name
-            own.append(_judge(context, name, refused, [(dense, call) for call, _ in calls if call is not None]))
+            own.append(_judge(context, name, refused, [(dense.reasons_against, call) for call, _ in calls if call]))
     else:
+        refused += [str(refusal) for refusal in method.refusals(device=context.device, dtype=context.dtype)]
+        beside: Questions = [(_against_dense, call) for call, _ in calls if call]
         for sparse in SPARSE_BACKENDS.values():
-            asked = [(sparse, call) for _, call in calls if call is not None]
-            chosen = [str(refusal) for refusal in method.refusals(device=context.device, dtype=context.dtype)]
-            beside = _against_dense(call for call, _ in calls if call is not None)
-            own.append(_judge(context, sparse_path(sparse.name, method.geometry), refused + chosen + beside, asked))
+            asked = [(sparse.reasons_against, call) for _, call in calls if call]
+            own.append(_judge(context, sparse_path(sparse.name, method.geometry), refused, [*asked, *beside]))
     return (*own, *routes.resolve(context, sparse=method is not None))
 
 
 def resolve_execution_path(context: ExecutionContext, *, plan: AttentionPlan, layer: int = 0) -> ExecutionPathResult:
     """The path that `plan` takes for `layer` in the step being run, with why its backends were picked.
 
-    The plan says which method and which backends. Raises ValueError for a context that is not this plan's, and
+    The plan says which method and which backends. What is refused of the call itself comes alone, as in the call; a
+    path that does not run is named "attention". Raises ValueError for a context that is not this plan's, and
     RuntimeError where the plan's steps differ and none is running.
     """
     if context.machine is not None:
@@ -121,7 +127,7 @@ def refusals(context: ExecutionContext) -> list[Refusal]:
     return found + [refuse(code) for code in codes]
 
 
-def _calls(context: ExecutionContext, method: BlockSparse | None) -> Calls:
+def _calls(context: ExecutionContext, method: BlockSparse | None) -> list[tuple[DenseCall | None, SparseCall | None]]:
     """The kernel calls of one rank; of all heads where the degree does not split them."""
     request = context.request
     if context.replicated:
@@ -132,29 +138,22 @@ def _calls(context: ExecutionContext, method: BlockSparse | None) -> Calls:
     return [calls_of(method, context, span, degree=degree) for span in spans_of(request, context.batch)]
 
 
-def _against_dense(calls: Iterable[DenseCall]) -> list[str]:
+def _against_dense(call: DenseCall) -> list[str]:
     """Why no dense backend takes the rows that run dense beside block-sparse ones."""
-    reasons = []
-    for call in calls:
-        try:
-            pick_dense("auto", call)
-        except UnsupportedError as error:
-            reasons.append(str(error))
-    return reasons
+    try:
+        pick_dense("auto", call)
+    except UnsupportedError as error:
+        return [str(refusal) for refusal in error.refusals]
+    return []
 
 
-def _judge(
-    context: ExecutionContext,
-    path: str,
-    refused: list[str],
-    asked: Sequence[tuple[DenseBackend, DenseCall] | tuple[SparseBackend, SparseCall]],
-) -> ExecutionPathResult:
+def _judge(context: ExecutionContext, path: str, refused: list[str], asked: Questions) -> ExecutionPathResult:
     if context.platform in routes.WITHOUT_OWN_KERNELS:
         return _result(context, path, undecided=f"no kernel of this library was looked at on {context.platform}")
     reasons, undecided = list(refused), ""
-    for backend, call in asked:
+    for reasons_against, call in asked:
         try:
-            reasons += backend.reasons_against(call)  # type: ignore[arg-type]  # paired above
+            reasons += reasons_against(call)
         except Undecided as error:
             undecided = str(error)
         except Exception as error:

@@ -40,7 +40,7 @@ class Compilation(StrEnum):
 
 
 class Mask(StrEnum):
-    """What the caller has stated about an attention mask."""
+    """What the caller has stated about an attention mask, and must state anew when the mask changes."""
 
     NONE = "none"
     PADDING = "padding"

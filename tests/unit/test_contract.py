@@ -202,6 +202,11 @@ def test_another_machine_is_asked_about_without_its_packages():
         assert found["sdpa-cudnn"].status is Support.UNMIGRATED
         assert bool(found["fa4"].reasons) == (machine is blackwell)
     [fa4_result, *_] = resolve_capabilities(on_gpu(machine=hopper, head_dim=96, value_dim=96))
+    text = Request(rows=40, prefix=KVPrefix(rows=4, kind="packed"))
+    asked = on_gpu(machine=hopper, head_dim=96, value_dim=96, request=text)
+    fa4_sparse, _, flex, reference, *_ = resolve_capabilities(asked, method=method(128, 128))
+    assert fa4_sparse.status is reference.status is Support.UNMIGRATED  # for the rows beside them that run dense
+    assert flex.status is Support.UNSUPPORTED
     assert fa4_result.status is Support.UNMIGRATED and "only the validators of flash-attn-4" in fa4_result.reasons[0]
     with pytest.raises(ValueError, match="ask resolve_capabilities about another one"):
         resolve_execution_path(on_gpu(machine=hopper), plan=AttentionPlan())
@@ -244,6 +249,11 @@ def test_a_fullgraph_request_is_answered_and_changes_nothing():
 def test_contexts_that_cannot_be(changes, words):
     with pytest.raises(ValueError, match=words):
         context(**changes)
+
+
+def test_replicated_rows_have_no_block_sparse_path():
+    with pytest.raises(ValueError, match="replicated rows are attended densely"):
+        resolve_capabilities(context(replicated=True), method=method())
 
 
 def test_results_that_cannot_be():
