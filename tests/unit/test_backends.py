@@ -90,7 +90,7 @@ def test_a_backend_failure_reaches_the_caller_unchanged(monkeypatch):
     def fail(*args, **options):
         raise Boom("from the kernel")
 
-    monkeypatch.setattr(DENSE_BACKENDS["sdpa-flash"], "attend", fail)
+    monkeypatch.setattr(type(DENSE_BACKENDS["sdpa-flash"]), "attend", fail)  # on the object it would stay behind
     x = torch.randn(1, 8, 2, 16)
     with torch.no_grad(), pytest.raises(Boom, match="from the kernel"):
         ParallelAttention(AttentionPlan())(x, x, x, request=Request(rows=8))

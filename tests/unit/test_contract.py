@@ -164,7 +164,8 @@ def test_ulysses_follows_the_rule_of_head_counts(degree, status):
 
 def test_a_backend_is_asked_about_the_share_of_one_rank(monkeypatch):
     seen = []
-    monkeypatch.setattr(DENSE_BACKENDS["reference"], "reasons_against", lambda call: seen.append(call) or [])
+    reference = type(DENSE_BACKENDS["reference"])
+    monkeypatch.setattr(reference, "reasons_against", lambda self, call: seen.append(call) or [])
     asked = context(batch=2, parallel=ParallelConfig(ulysses=2), request=Request(rows=40, valid_rows=(40, 30)))
     resolve_capabilities(asked)
     sizes = [(call.batch, call.query_rows, call.key_rows, call.query_heads, call.kv_heads) for call in seen]

@@ -133,7 +133,7 @@ def test_masked_and_causal_calls_never_reach_it(monkeypatch):
     ]
     install(monkeypatch, "fa3-fwd")
     assert pick_dense("auto", dense_call(causal=True)).backend.name == "sdpa-cudnn"
-    monkeypatch.setattr(BACKEND, "reasons_against", lambda call: pytest.fail("asked"))
+    monkeypatch.setattr(type(BACKEND), "reasons_against", lambda self, call: pytest.fail("asked"))
     attention = ParallelAttention(AttentionPlan(config=AttentionConfig(dense_backend="fa3")))
     x = torch.randn(1, 4, 2, 8, dtype=torch.bfloat16)
     for asked in (dict(mask=torch.ones(4, 4)), dict(cu_seqlens=torch.tensor([0, 4])), dict(block_table=torch.zeros(1))):
