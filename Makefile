@@ -5,8 +5,12 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 DEMO_PROMPT ?= two large yellow circles moving up fast
 DEMO_OUT ?= demo.mp4
+# Of make fuzz: cases, seed, and cpu or cuda.
+N ?= 10000
+SEED ?= 1
+DEVICE ?= cpu
 
-.PHONY: setup demo test test-gpu lint format bench clean
+.PHONY: setup demo test test-gpu fuzz lint format bench clean
 
 setup: $(VENV)/.ready
 
@@ -32,6 +36,9 @@ test: setup lint
 
 test-gpu: setup
 	$(RUN) -m pytest tests/gpu
+
+fuzz: setup
+	$(RUN) -m tests.fuzz.run --cases $(N) --seed $(SEED) --device $(DEVICE)
 
 lint: setup
 	$(RUN) -m ruff check .

@@ -44,7 +44,7 @@ def checkpoint_folder(name_or_path: str | Path, *, scratch: Path) -> Path:
     # These imports cost seconds, which `--help` should not pay. `pocket` is imported for a path as well: a
     # copy of its checkpoint loads only in a process that has imported its codec.
     from . import pocket
-    from .checkpoint import read_index
+    from .folder import read_index
     from .tiny_cosmos3 import write_cosmos3_tiny
     from .tiny_h3 import write_h3_tiny
     from .tiny_qwen import write_qwen_image_tiny

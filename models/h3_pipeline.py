@@ -19,6 +19,8 @@ from diffusers.modular_pipelines import InputParam, ModularPipeline, ModularPipe
 from diffusers.modular_pipelines.minimax_h3.modular_blocks_minimax_h3 import MiniMaxH3DecodeStep
 from torch import Tensor
 
+from .folder import AS_DATA
+
 TEXT_COMPONENTS = ("text_encoder", "tokenizer", "processor")
 """What the blocks load to encode a prompt."""
 
@@ -81,7 +83,8 @@ class MiniMaxH3Pipeline:
         del parts["decode.video"], parts["decode.audio"]
         parts["decode"] = DecodeUnlessLatent()
         pipeline = blocks.init_pipeline(str(folder))
-        pipeline.load_components(dtype=dtype)
+        # Every component from this folder, whatever path the index names, as data alone.
+        pipeline.load_components(pretrained_model_name_or_path=str(folder), dtype=dtype, **AS_DATA)
         missing = sorted(name for name, component in pipeline.components.items() if component is None)
         if missing:
             raise ValueError(f"the checkpoint {folder} does not hold {', '.join(missing)}")

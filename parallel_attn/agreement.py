@@ -52,6 +52,9 @@ class RankMismatchError(AgreementError):
         lines = "\n".join(f"  {item}" for item in self.disagreements)
         super().__init__(f"the ranks do not agree on the next attention request:\n{lines}")
 
+    def __reduce__(self) -> tuple[type[RankMismatchError], tuple[tuple[Disagreement, ...]]]:
+        return RankMismatchError, (self.disagreements,)
+
 
 class PeerFailedError(AgreementError):
     """Another rank could not take part; `rank` is the one, the message says what happened to it."""
@@ -60,6 +63,9 @@ class PeerFailedError(AgreementError):
         self.rank = rank
         self.what = message
         super().__init__(f"rank {rank} {message}")
+
+    def __reduce__(self) -> tuple[type[PeerFailedError], tuple[int, str]]:
+        return PeerFailedError, (self.rank, self.what)
 
     def accusation(self) -> tuple[int, str]:
         """See `AgreementError.accusation`."""

@@ -46,7 +46,7 @@ class Dispatch:
         if kind not in self._jobs:
             check_shards(request, q, k, v, degree=self._axis.degree, rank=self._axis.rank)
             if prefix is not None or not prefix_kept:
-                check_prefix(request, q, prefix)
+                check_prefix(request, k, v, prefix)
             self._jobs[kind] = self.resolve(request, method, operands_of(q, k, v), picks=self._record.picks)
         return self._jobs[kind]
 

@@ -178,6 +178,10 @@ class UnsupportedError(NotImplementedError):
         self.refusals = tuple(refusals)
         super().__init__("not supported:\n" + "\n".join(f"  {refusal}" for refusal in self.refusals))
 
+    def __reduce__(self) -> tuple[type[UnsupportedError], tuple[tuple[Refusal, ...]]]:
+        """What another process needs to make it again: by default that is the message."""
+        return UnsupportedError, (self.refusals,)
+
 
 def refuse(code: str, **values: object) -> Refusal:
     """Fill one row of the table; the values are the words the row leaves open."""

@@ -14,7 +14,8 @@ from diffusers.modular_pipelines.minimax_h3.modular_pipeline import MINIMAX_H3_F
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from models.checkpoint import read_index, read_transformer_config
+from models.checkpoint import read_transformer_config
+from models.folder import read_index
 from models.h3_pipeline import TEXT_COMPONENTS, MiniMaxH3Pipeline
 from models.tiny_h3 import TRANSFORMER, byte_embeddings
 

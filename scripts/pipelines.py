@@ -11,7 +11,7 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 
-from models.checkpoint import read_index
+from models.folder import AS_DATA, read_index
 from parallel_attn.errors import refuse, require
 
 from . import minimax_h3
@@ -22,7 +22,7 @@ FLAGS = ("image", "prompt_embeds", "protect_conditions", "safety_checker")
 
 
 def _load(folder: Path, settings: Settings) -> Any:
-    return DiffusionPipeline.from_pretrained(folder, dtype=settings.torch_dtype)
+    return DiffusionPipeline.from_pretrained(folder, dtype=settings.torch_dtype, **AS_DATA)
 
 
 def _anything(settings: Settings, folder: Path) -> None:
@@ -103,7 +103,7 @@ def _prompts(settings: Settings) -> dict[str, Any]:
 
 def _load_cosmos3(folder: Path, settings: Settings) -> Any:
     return DiffusionPipeline.from_pretrained(
-        folder, dtype=settings.torch_dtype, enable_safety_checker=settings.safety_checker
+        folder, dtype=settings.torch_dtype, enable_safety_checker=settings.safety_checker, **AS_DATA
     )
 
 

@@ -7,6 +7,7 @@ model and request they were written for; `cosmos3-mixed` names layers and is ref
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def _deployment(recipe: str | Path | None) -> Any | None:
         return _NO_STRATEGY
     if str(recipe) in recipe_names():
         return read_document(FOLDER / f"{recipe}.json")
-    if Path(recipe).is_file():
+    if os.path.isfile(recipe):  # unlike Path.is_file, False for a name no system takes
         return read_document(Path(recipe))
     near = difflib.get_close_matches(str(recipe), recipe_names(), n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""

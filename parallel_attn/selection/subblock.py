@@ -78,6 +78,11 @@ class SubBlock:
             return self.implementation
         return "triton" if device.type == "cuda" and dtype in _KERNEL_DTYPES else "torch"
 
+    def check_geometry(self, geometry: BlockGeometry) -> None:
+        """Raise ValueError for blocks that `cell_rows` does not divide."""
+        for block_rows in (geometry.query_rows, geometry.key_rows):
+            cell_rows(block_rows, longest=1, asked=self.cell_rows)
+
     def reasons_against(self, *, device: torch.device, dtype: torch.dtype) -> list[str]:
         """See `Selector.reasons_against`."""
         if dtype not in _DTYPES:

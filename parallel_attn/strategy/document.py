@@ -18,7 +18,7 @@ from dataclasses import fields as fields_of
 from typing import Any
 
 from ..selection import BlockGeometry, Budget, HeadTopK, SubBlock, TopK, TopP
-from .fields import boolean, fields, integer, mapping, number, numbers, one_of, place, text
+from .fields import boolean, fields, integer, mapping, number, numbers, one_of, place, shown, text
 from .layout import Layout
 from .presets import BlockSparse
 from .ranges import Range
@@ -36,7 +36,7 @@ def strategy_from(document: Any) -> Strategy:
     optional = ("status", "presets", "layouts", "schedule", "dense_tail", "min_rows", "roles", "token_order")
     found = fields(document, "the strategy", required=("version",), optional=optional)
     if type(found["version"]) is not int or found["version"] != VERSION:
-        raise ValueError(f"version {found['version']!r} of a strategy document is unknown; this reads {VERSION}")
+        raise ValueError(f"version {shown(found['version'])} of a strategy document is unknown; this reads {VERSION}")
     layouts = mapping(found.get("layouts", {}), "layouts")
     roles = fields(found.get("roles", {}), "roles", optional=_ROLES)
     return Strategy(
@@ -79,9 +79,11 @@ def _preset(value: Any, where: str) -> BlockSparse:
     one_of(selector.get("method", "subblock"), f"{selector_at}.method", ("subblock",))
     reduce = one_of(selector.get("reduce", "lse"), f"{selector_at}.reduce", ("lse", "max", "mean"))
     cell_rows = selector.get("cell_rows")
-    geometry = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text(found["geometry"], f"{where}.geometry"))
+    geometry = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,5})", text(found["geometry"], f"{where}.geometry"))
     if geometry is None:
-        raise ValueError(f"{where}.geometry must be query rows x key rows, as in '128x64', got {found['geometry']!r}")
+        raise ValueError(
+            f"{where}.geometry must be query rows x key rows, as in '128x64', got {shown(found['geometry'])}"
+        )
     budget = _budget(found["budget"], f"{where}.budget")
     dense_prefix_queries = boolean(found.get("dense_prefix_queries", True), f"{where}.dense_prefix_queries")
     if cell_rows is not None:

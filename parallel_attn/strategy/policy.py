@@ -90,6 +90,7 @@ def _set(document: dict[str, Any], override: str) -> Path:
         key = max(here, key=len) if here else rest.partition(".")[0]
         path.append(key)
         if rest == key:
-            inner[key] = read_value(value)
+            with place(f"overriding {'.'.join(path)}"):
+                inner[key] = read_value(value)
             return tuple(path)
         inner, rest = inner.setdefault(key, {}), rest[len(key) + 1 :]

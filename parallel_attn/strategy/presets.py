@@ -23,6 +23,10 @@ class BlockSparse:
     dense_prefix_queries: bool = True
     """The rows of a packed prefix (text, conditions, audio) attend everything; only rows after it are sparse."""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.selector, SubBlock):
+            self.selector.check_geometry(self.geometry)
+
     def keeping(self, share: float) -> BlockSparse:
         """The same method with another share of droppable KV blocks kept; ValueError for a budget without one."""
         selector = self.selector

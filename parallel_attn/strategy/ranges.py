@@ -11,8 +11,8 @@ from fractions import Fraction
 DENSE = "dense"
 """The name of what runs wherever a strategy names nothing: a reserved preset, and a reserved layout."""
 
-_NUMBERS = re.compile(r"(\d{1,6})(-)?(\d{1,6})?")
-_SHARES = re.compile(r"([01]\.\d{1,6})-([01]\.\d{1,6})")
+_NUMBERS = re.compile(r"([0-9]{1,6})(-)?([0-9]{1,6})?")
+_SHARES = re.compile(r"([01]\.[0-9]{1,6})-([01]\.[0-9]{1,6})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,13 @@ def read_document(file: Path) -> Any:
 
 
 def read_value(text: str) -> Any:
-    """One value as a command line gives it: JSON, or else the text itself."""
+    """One value as a command line gives it: JSON, or else the text itself. ValueError for JSON no document may hold."""
     try:
         return _json(text)
     except json.JSONDecodeError:
         return text
+    except RecursionError as error:
+        raise ValueError("a value nested so deeply is not read") from error
 
 
 def _json(text: str) -> Any:

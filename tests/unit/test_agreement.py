@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import sys
 import pytest
 
 from parallel_attn.agreement import PeerFailedError, RankMismatchError, compare
+from parallel_attn.errors import UnsupportedError, refuse
 from parallel_attn.process_state import own_host, state_of
 
 
@@ -56,3 +58,17 @@ def test_the_system_tells_a_stopped_process_from_a_dead_one():
         process.kill()
     process.wait()
     assert state_of(process.pid, own_host()) == "gone"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnsupportedError([refuse("mask"), refuse("causal")]),
+        PeerFailedError(3, "exited"),
+        RankMismatchError(compare({0: {"rows": 1}, 1: {"rows": 2}})),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_says_the_same_in_another_process(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))

@@ -16,6 +16,8 @@ from parallel_attn import (
     shard_rows,
 )
 from parallel_attn import exchange as exchange_module
+from parallel_attn.selection import BlockGeometry, SubBlock, TopK
+from parallel_attn.strategy import BlockSparse
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 64, 107])
@@ -77,6 +79,22 @@ def with_prefix(rows=3, **changes):
     return tuple(torch.randn(shape["batch"], rows, 2, 16, dtype=shape["dtype"]) for _ in "kv")
 
 
+def every(change):
+    return lambda x: {name: change(each) for name, each in x.items()}
+
+
+def prefix_changed(part, change):
+    """k (0) or v (1) of an announced prefix is not as it must be."""
+
+    def changed(x):
+        prefix = list(with_prefix())
+        prefix[part] = change(prefix[part])
+        request = Request(rows=12, prefix=KVPrefix(rows=3, kind="replicated"))
+        return x | {"request": request, "prefix": tuple(prefix)}
+
+    return changed
+
+
 CALLS = {
     "rows": (lambda x: x | {"q": x["q"][:, :11]}, "q has 11 rows; of 12 global rows rank 0 of 1 holds 12"),
     "dims": (lambda x: x | {"k": x["k"][0]}, r"k must be \[batch, rows, heads, head_dim\]"),
@@ -104,8 +122,16 @@ CALLS = {
             | {"request": Request(rows=12, prefix=KVPrefix(rows=3, kind="replicated"))}
             | {"prefix": with_prefix(batch=1)}
         ),
-        "prefix k is torch.float32 on cpu with batch 1",
+        "prefix k is torch.float32 on cpu of shape",
     ),
+    "prefix k of one head": (prefix_changed(0, lambda x: x[:, :, :1]), r"prefix k is .* must be .* \(2, 3, 2, 16\)"),
+    "prefix v of one dim": (prefix_changed(1, lambda x: x[..., :1]), r"prefix v is .* must be .* \(2, 3, 2, 16\)"),
+    "prefix v with more rows": (prefix_changed(1, lambda x: x.repeat(1, 2, 1, 1)), r"prefix v is .* \(2, 6, 2, 16\)"),
+    "prefix dims": (prefix_changed(0, lambda x: x.flatten(2)), r"prefix k is .* of shape \(2, 3, 32\)"),
+    "integers": (every(lambda x: x.int()), "q, k and v are torch.int32; attention takes"),
+    "no heads": (every(lambda x: x[:, :, :0]), r"q has shape \(2, 12, 0, 16\): there must be a sample, a head and a"),
+    "no head_dim": (every(lambda x: x[..., :0]), r"q has shape \(2, 12, 4, 0\)"),
+    "no samples": (every(lambda x: x[:0]), r"q has shape \(0, 12, 4, 16\)"),
     "samples": (lambda x: x | {"request": Request(rows=12, valid_rows=(3, 4, 5))}, "names 3 samples, the batch has 2"),
     "no request": (lambda x: x | {"request": None}, "no request is running"),
 }
@@ -129,6 +155,28 @@ def test_a_call_that_does_not_fit_is_refused_before_the_exchange(case, monkeypat
         with pytest.raises(ValueError, match=message):
             attention(**({"request": Request(rows=12)} | change(good())))
     assert attention.plan.request is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "implementation", "words"),
+    [(torch.float64, "auto", "selection takes one of"), (torch.float32, "triton", "implementation='triton' takes")],
+)
+def test_what_a_selector_cannot_take_is_refused_before_the_exchange(dtype, implementation, words, monkeypatch):
+    if implementation == "triton":
+        pytest.importorskip("triton")
+    monkeypatch.setattr(exchange_module, "scatter_heads", lambda *a, **k: pytest.fail("exchanged"))
+    selector = SubBlock(budget=TopK(sparsity=0.5), implementation=implementation)
+    method = BlockSparse(selector=selector, geometry=BlockGeometry(query_rows=4, key_rows=4))
+    inputs = {name: x.to(dtype) for name, x in good().items()}
+    with torch.no_grad(), pytest.raises(ValueError, match=words):
+        ParallelAttention(AttentionPlan(strategy=method))(**inputs, request=Request(rows=12))
+
+
+def test_cells_that_do_not_divide_a_block_are_refused_when_the_method_is_built():
+    selector = SubBlock(budget=TopK(sparsity=0.5), cell_rows=3)
+    BlockSparse(selector=selector, geometry=BlockGeometry(query_rows=6, key_rows=3))
+    with pytest.raises(ValueError, match="cell_rows 3 does not divide blocks of 4 rows"):
+        BlockSparse(selector=selector, geometry=BlockGeometry(query_rows=6, key_rows=4))
 
 
 def test_inputs_that_require_gradients_are_refused():
