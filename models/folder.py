@@ -37,13 +37,13 @@ def read_index(folder: Path) -> dict[str, Any]:
     pipeline = index.get("_class_name", "")
     if not isinstance(pipeline, str):
         raise ValueError(f"{file}: _class_name is {pipeline!r}; a pipeline with code of its own is not loaded")
-    _check_files(folder, folder)
+    _check_links(folder, folder)
     for name, value in index.items():
         if isinstance(value, list) and not name.startswith("_"):
             _check_component(file, name, value)
             if _NAME.fullmatch(name) and (folder / name).is_dir():
-                _check_files(folder / name, folder)
-                _check_weights(folder / name)
+                _check_links(folder / name, folder)
+                _check_files(folder / name)
     return index
 
 
@@ -98,18 +98,19 @@ def _check_component(file: Path, name: str, value: list[Any]) -> None:
     )
 
 
-def _check_files(part: Path, folder: Path) -> None:
-    """Raise for code among the files of `part`, and for links that lead out of the checkpoint."""
+def _check_links(part: Path, folder: Path) -> None:
+    """Raise for a link in `part` that leads out of the checkpoint."""
     for entry in sorted(part.iterdir()):
-        if entry.suffix in _CODE:
-            raise ValueError(f"{entry} is code; a checkpoint is data, and no code of one is run")
         if entry.is_symlink() and not _stays(entry, folder):
             raise ValueError(f"{entry} links to {os.readlink(entry)}, outside the checkpoint; copy the file into it")
 
 
-def _check_weights(part: Path) -> None:
-    """Raise for weights in pickles alone, and for an index of shards that names other files than its folder's."""
+def _check_files(part: Path) -> None:
+    """Raise for code in a component, for weights in pickles alone, and for shards that are not beside their index."""
     files = sorted(part.iterdir())
+    for file in files:
+        if file.suffix in _CODE:
+            raise ValueError(f"{file} is code; a component is data, and no code of a checkpoint is run")
     pickles = [file.name for file in files if file.suffix in _PICKLES]
     if pickles and not any(file.suffix == ".safetensors" for file in files):
         raise ValueError(f"{part} has weights as {pickles[0]} alone; only safetensors are loaded, convert them")

@@ -57,7 +57,7 @@ def one_of(value: Any, where: str, choices: Iterable[str]) -> str:
     """`value` as one of the texts in `choices`."""
     choices = tuple(choices)
     if value not in choices:
-        near = difflib.get_close_matches(shown(value), choices, n=1)
+        near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{where} must be one of {', '.join(choices)}, got {shown(value)}{hint}")
     return value

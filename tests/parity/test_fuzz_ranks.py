@@ -39,8 +39,8 @@ def _run(rank: int, world_size: int, count: int) -> list[tuple[str, str | None, 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_real_ranks_are_right_or_refuse_together(ranks, world_size):
-    for rank, found in enumerate(ranks(world_size, _run, 40)):
+    for rank, found in enumerate(ranks(world_size, _run, 30)):
         wrong = [f"rank {rank}: {wrong}\n    {case}" for _, wrong, case in found if wrong]
         assert not wrong, "\n".join(wrong)
-        assert sum(kind == "right" for kind, _, _ in found) > 12
-        assert sum(kind == "refused" for kind, _, _ in found) > 3
+        assert sum(kind == "right" for kind, _, _ in found) > 9
+        assert sum(kind == "refused" for kind, _, _ in found) > 2
