@@ -12,10 +12,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from models.recipes import FOLDER
 from parallel_attn import UnsupportedError
 from parallel_attn.strategy import decide, document_of, read_document, strategy_from
 
-DOCUMENTS: tuple[dict[str, Any], ...] = (
+OWN: tuple[dict[str, Any], ...] = (
     {
         "version": 1,
         "status": "experimental",
@@ -50,6 +51,9 @@ DOCUMENTS: tuple[dict[str, Any], ...] = (
         "schedule": {"layout": "some", "kept": [1.0, 0.5, 0.25, 0.125]},
     },
 )
+
+DOCUMENTS = (*OWN, *OWN, *(json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))))
+"""Two that have every field there is, twice as likely, and the shipped recipes."""
 
 
 def _nested(depth: int) -> Any:
@@ -136,7 +140,7 @@ def wrong_with_document(document: Any, touched: set[str]) -> str | None:
     try:
         strategy = strategy_from(document)
     except (ValueError, UnsupportedError) as error:
-        words = {name or "''" for name in touched} | {"the strategy"}
+        words = {name or "''" for name in touched} | {"the strategy", "which is not defined"}
         return None if any(word in str(error) for word in words) else f"does not say where: {error}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
