@@ -30,7 +30,8 @@ class Dispatch:
     def __init__(self, config: AttentionConfig, *, methods: Methods, axis: Axis, record: ExecutionRecord) -> None:
         check_backend_names(dense=config.dense_backend, sparse=config.sparse_backend)
         self.config = config
-        self._methods, self._axis, self._record = methods, axis, record
+        self.axis = axis
+        self._methods, self._record = methods, record
         self._jobs: dict[tuple, list[Job]] = {}
 
     def clear(self) -> None:
@@ -44,7 +45,7 @@ class Dispatch:
         method = self._methods.of(layer, request)
         kind = (method and id(method), prefix_kept, *map(_kind, (q, k, v, *(prefix or ()))))
         if kind not in self._jobs:
-            check_shards(request, q, k, v, degree=self._axis.degree, rank=self._axis.rank)
+            check_shards(request, q, k, v, degree=self.axis.degree, rank=self.axis.rank)
             if prefix is not None or not prefix_kept:
                 check_prefix(request, k, v, prefix)
             self._jobs[kind] = self.resolve(request, method, operands_of(q, k, v), picks=self._record.picks)
@@ -57,7 +58,7 @@ class Dispatch:
 
         `operands`: those of all ranks together. Nothing is communicated or recorded.
         """
-        degree, config, spans = self._axis.degree, self.config, spans_of(request, operands.batch)
+        degree, config, spans = self.axis.degree, self.config, spans_of(request, operands.batch)
         for span in spans:
             for reachable in self._methods.reachable(request):
                 job_of(reachable, operands, span, degree=degree, config=config, picks={})

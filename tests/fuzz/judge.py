@@ -103,7 +103,7 @@ def attend(case: Case, tensors: Tensors, rank: int, *, axis: Any = None, mesh: D
     before = [x.clone() for x in inputs] if case.fault is None else []
     plan, request = _plan(call, mesh), _request(call)
     if axis is not None:
-        plan.axis = axis
+        plan.axis = plan.dispatch.axis = axis
     out = ParallelAttention(plan)(call.q, call.k, call.v, prefix=call.prefix, request=request, **call.options)
     for old, x in zip(before, inputs, strict=False):
         if not torch.equal(old.nan_to_num(), x.nan_to_num()):

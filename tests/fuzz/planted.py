@@ -9,7 +9,7 @@ from unittest import mock
 
 from torch import Tensor
 
-from parallel_attn import exchange, plan, valid_rows
+from parallel_attn import dispatch, exchange, valid_rows
 from parallel_attn.request import Request
 from parallel_attn.selection import run_torch
 
@@ -55,7 +55,7 @@ def _stale_length() -> Any:
     def spans_of(request: Request, batch: int) -> Any:
         return kept.setdefault((request.rows, batch), right(request, batch))
 
-    return mock.patch.object(plan, "spans_of", spans_of)
+    return mock.patch.object(dispatch, "spans_of", spans_of)
 
 
 def _wrong_head_map() -> Any:
