@@ -2,6 +2,7 @@
 
     python -m scripts.bench_offload                  24 blocks of Cosmos3-Nano, 44,160 generation rows, one GPU
     python -m scripts.bench_offload --device cpu --layers 3 --rows 64 --small-rows 16 --width tiny
+    torchrun --nproc-per-node=2 -m scripts.bench_offload          with both ranks copying at once
 
 Every arm is a model of its own with the same random weights, all in one process, one step of each in turn. Their
 attention is this library's, eager, dense or by `--recipe`; the text's K/V are kept from the first step on. Arms:
@@ -9,6 +10,9 @@ resident; layerwise; layerwise with `--resident` blocks on the device; diffusers
 a group, with a stream). A second round at `--small-rows` is bound by the copies: there `law_ms` is what the copied
 bytes take at the measured bandwidth. Last, two components take turns: this library's model-level offload against
 accelerate's hooks, which `enable_model_cpu_offload` is made of.
+
+Under torchrun with NCCL the models run on every rank's own GPU, by strict Ulysses: resident and layerwise alone, as the
+others have no exchange. The figures are rank 0's.
 
 Without a GPU the figures mean nothing. The last line of stdout is a JSON document: hardware, versions, rows.
 """
@@ -30,11 +34,13 @@ import tyro
 from accelerate import cpu_offload_with_hook
 from diffusers import Cosmos3OmniTransformer
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from models import parallelize
 from models.offloading import offload_pipeline
 from offload import LayerwiseOffload, ModelOffload, OffloadConfig
 from offload.law import predict
+from parallel_attn import init_ulysses_mesh
 
 from . import launch
 
@@ -170,16 +176,16 @@ def arguments_of(transformer: Any, machine: Machine, *, rows: int, text: int) ->
     )
 
 
-def make_arm(name: str, machine: Machine, options: Options, undo: ExitStack) -> Arm:
+def make_arm(name: str, machine: Machine, options: Options, mesh: DeviceMesh | None, undo: ExitStack) -> Arm:
     """A parallelized model inside a denoising loop, placed as its name says."""
     start = time.perf_counter()
     before, pinned = machine.allocated(), machine.pinned()
     arm = Arm(name, build(machine, options, options.layers))
-    handle = parallelize(arm.transformer, strategy=options.recipe)
+    handle = parallelize(arm.transformer, mesh=mesh, strategy=options.recipe)
     undo.enter_context(handle.denoising(1_000_000))
     if name.startswith("layerwise"):
         config = OffloadConfig(mode="layerwise", resident_blocks=options.resident if "resident" in name else 0)
-        offload = offload_pipeline(arm.transformer, config, device=machine.device)
+        offload = offload_pipeline(arm.transformer, config, device=machine.device, local_ranks=launch.world_size())
         assert isinstance(offload, LayerwiseOffload)
         arm.offload, arm.pinned_bytes = offload, offload.report()["host_bytes"]
     elif name == "diffusers group offload":
@@ -276,15 +282,19 @@ def main() -> dict[str, Any]:
     options.check()
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda needs a GPU; try --device cpu --layers 3 --rows 64 --width tiny")
-    machine, start = Machine(options.device), time.perf_counter()
-    names = ("resident", "layerwise", "layerwise, some resident", "diffusers group offload")
-    with torch.no_grad(), ExitStack() as undo:
-        arms = [make_arm(name, machine, options, undo) for name in names]
+    ranks, start = launch.world_size(), time.perf_counter()
+    names: tuple[str, ...] = ("resident", "layerwise", "layerwise, some resident", "diffusers group offload")
+    with launch.process_group(options.device, timeout=600.0), torch.no_grad(), ExitStack() as undo:
+        machine = Machine(options.device)
+        mesh = init_ulysses_mesh(ranks, device_type=options.device) if ranks > 1 else None
+        names = names if mesh is None else names[:2]
+        arms = [make_arm(name, machine, options, mesh, undo) for name in names]
         rows = time_steps(arms, machine, options, rows=options.rows, case="compute-bound")
         rows += time_steps(arms, machine, options, rows=options.small_rows, case="copy-bound")
         arms.clear()
-        rows += time_switches(machine, options)
+        rows += [] if mesh else time_switches(machine, options)
     return {
+        "ranks": ranks,
         "hardware": torch.cuda.get_device_name() if machine.cuda else f"{platform.machine()} CPU",
         "versions": {"torch": torch.__version__, "diffusers": diffusers.__version__},
         "options": {name: getattr(options, name) for name in Options.__slots__},
