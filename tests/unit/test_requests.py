@@ -168,7 +168,7 @@ def test_what_a_selector_cannot_take_is_refused_before_the_exchange(dtype, imple
     selector = SubBlock(budget=TopK(sparsity=0.5), implementation=implementation)
     method = BlockSparse(selector=selector, geometry=BlockGeometry(query_rows=4, key_rows=4))
     inputs = {name: x.to(dtype) for name, x in good().items()}
-    with torch.no_grad(), pytest.raises(ValueError, match=words):
+    with torch.no_grad(), pytest.raises(UnsupportedError, match=words):
         ParallelAttention(AttentionPlan(strategy=method))(**inputs, request=Request(rows=12))
 
 

@@ -147,7 +147,11 @@ def test_short_requests_are_dense_and_planned_so():
     clock.advance()
     assert methods.of(0, Request(rows=64, valid_rows=(32, 10))) is None
     assert methods.planned().rows[:3] == ((S, S), (D, D), (S, S))
-    assert methods.digest(Request(rows=32)) == {"method": "dense x1", "presets": "{}"}
+    assert methods.digest(Request(rows=32)) == {
+        "method": "dense x1",
+        "presets": "{}",
+        "token order": "raster",
+    }
     assert methods.digest(Request(rows=33))["method"] == "sparse x2"
 
 
