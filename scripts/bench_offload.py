@@ -23,7 +23,6 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -43,11 +42,8 @@ from offload.law import predict
 from parallel_attn import init_ulysses_mesh
 
 from . import launch
+from .offload_case import Machine, arguments_of, build
 
-TINY = dict(
-    hidden_size=64, intermediate_size=128, head_dim=16, num_attention_heads=4, num_key_value_heads=2,
-    rope_axes_dim=(4, 2, 2),
-)  # fmt: skip
 WARM_UP = 2
 """Steps: the first one computes the text, the second one learns that it is kept."""
 
@@ -86,35 +82,6 @@ class Options:
             raise ValueError(f"--resident must be between 0 and --layers {self.layers}, got {self.resident}")
 
 
-class Machine:
-    """The device under test: clocks and memory."""
-
-    def __init__(self, device: str) -> None:
-        self.cuda = device == "cuda"
-        self.device = torch.device("cuda", torch.cuda.current_device()) if self.cuda else torch.device("cpu")
-        self.dtype = torch.bfloat16 if self.cuda else torch.float32
-
-    def milliseconds(self, run: Callable[[], Any]) -> float:
-        """Wall time until the device is done."""
-        self.wait()
-        start = time.perf_counter()
-        run()
-        self.wait()
-        return (time.perf_counter() - start) * 1e3
-
-    def wait(self) -> None:
-        if self.cuda:
-            torch.cuda.synchronize()
-
-    def allocated(self) -> int:
-        return torch.cuda.memory_allocated() if self.cuda else 0
-
-    def pinned(self) -> int:
-        """Bytes of torch's own pinned allocator."""
-        stats = torch.cuda.host_memory_stats() if self.cuda else {}
-        return stats.get("allocated_bytes.current", 0)
-
-
 @dataclass
 class Arm:
     """One model in one placement."""
@@ -141,46 +108,11 @@ class Arm:
         self.output = self.transformer(**arguments).sample[0]
 
 
-def build(machine: Machine, options: Options, layers: int) -> Cosmos3OmniTransformer:
-    """Random weights made on the device, the same ones every time; a small vocabulary, which no block sees."""
-    torch.manual_seed(0)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(machine.dtype)
-    try:
-        with machine.device:
-            widths = TINY if options.width == "tiny" else {}
-            transformer = Cosmos3OmniTransformer(num_hidden_layers=layers, vocab_size=1024, **widths)
-    finally:
-        torch.set_default_dtype(default)
-    return transformer.eval().requires_grad_(False)
-
-
-def arguments_of(transformer: Any, machine: Machine, *, rows: int, text: int) -> dict[str, Any]:
-    """One forward of `rows` patches, one per latent frame, behind `text` tokens."""
-    config, device = transformer.config, machine.device
-    patch, video = config.latent_patch_size, torch.arange(text, text + rows, device=device)
-    generator = torch.Generator(device).manual_seed(1)
-    shape = (1, config.latent_channel, rows, patch, patch)
-    return dict(
-        input_ids=torch.arange(text, device=device) % config.vocab_size,
-        text_indexes=torch.arange(text, device=device),
-        position_ids=torch.arange(text + rows, device=device).float().expand(3, -1).contiguous(),
-        und_len=text,
-        sequence_length=text + rows,
-        vision_tokens=[torch.randn(shape, device=device, generator=generator).to(machine.dtype)],
-        vision_token_shapes=[(rows, 1, 1)],
-        vision_sequence_indexes=video,
-        vision_mse_loss_indexes=video,
-        vision_timesteps=torch.full((rows,), 700.0, device=device),
-        vision_noisy_frame_indexes=[torch.arange(rows, device=device)],
-    )
-
-
 def make_arm(name: str, machine: Machine, options: Options, mesh: DeviceMesh | None, undo: ExitStack) -> Arm:
     """A parallelized model inside a denoising loop, placed as its name says."""
     start = time.perf_counter()
     before, pinned = machine.allocated(), machine.pinned()
-    arm = Arm(name, build(machine, options, options.layers))
+    arm = Arm(name, build(machine, layers=options.layers, tiny=options.width == "tiny"))
     handle = parallelize(arm.transformer, mesh=mesh, strategy=options.recipe)
     undo.enter_context(handle.denoising(1_000_000))
     if name.startswith("layerwise"):
@@ -251,7 +183,7 @@ def time_switches(machine: Machine, options: Options) -> list[dict[str, Any]]:
     """Two components in turn, a few rows each: the time is what the switch takes."""
     rows = []
     for name in ("model-level", "accelerate hooks"):
-        first, second = (build(machine, options, options.phase_layers) for _ in range(2))
+        first, second = (build(machine, layers=options.phase_layers, tiny=options.width == "tiny") for _ in range(2))
         arguments = arguments_of(first, machine, rows=16, text=16)
         nbytes = sum(p.nbytes for p in first.parameters())
         if name == "model-level":
