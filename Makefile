@@ -10,6 +10,10 @@ N ?= 10000
 SEED ?= 1
 DEVICE ?= cpu
 
+# Peers install root packages named `tests` and `docs`, so they have an environment of their own.
+BENCH_VENV := .venv-bench
+PEERS := diffusers==0.42.1 xfuser==0.7.0 yunchang==0.6.4 triton tyro rich
+
 .PHONY: setup demo test test-gpu fuzz lint format bench clean
 
 setup: $(VENV)/.ready
@@ -29,13 +33,25 @@ demo: setup
 	$(RUN) -m torch.distributed.run --nproc-per-node=2 --standalone --local-addr=127.0.0.1 -m scripts.generate \
 	    --model cosmos3-pocket --prompt "$(DEMO_PROMPT)" --parallel.ulysses 2 --out $(DEMO_OUT)
 
-# Forked tests come last and alone: they fork a process that has not imported torch.
+# Two unit tests at a time, one thread each; then those that start ranks. Forked tests come last and alone: they fork a
+# process that has not imported torch.
 test: setup lint
-	$(RUN) -m pytest tests/unit tests/parity
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal tests/unit
+	$(RUN) -m pytest tests/parity
 	$(RUN) -m pytest --forked tests/isolated
 
 test-gpu: setup
 	$(RUN) -m pytest tests/gpu
+
+# The exchange against other packages on two CPU ranks; about five minutes on a quiet machine.
+bench: $(BENCH_VENV)/.ready
+	$(BENCH_VENV)/bin/python -m scripts.bench_ulysses --ranks 2 --backend gloo
+
+$(BENCH_VENV)/.ready: Makefile
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PEERS)
+	touch $@
 
 fuzz: setup
 	$(RUN) -m tests.fuzz.run --cases $(N) --seed $(SEED) --device $(DEVICE)
@@ -50,4 +66,4 @@ format: setup
 	$(RUN) -m ruff format .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -1,22 +1,23 @@
 """What the exchange of strict Ulysses costs here and in other packages, and what the whole attention call costs.
 
     python -m scripts.bench_ulysses --ranks 2 --backend gloo
-    .venv-bench/bin/python -m scripts.bench_ulysses --ranks 2 --backend gloo        # with xfuser and yunchang
+    make bench                                                  # in .venv-bench, with xfuser and yunchang
     .venv-bench/bin/python -m scripts.bench_ulysses --ranks 2 --backend nccl --geometry wan-14b
 
 One run times this library and the real code of diffusers, xfuser and yunchang (scripts/ulysses_peers.py) on the same
 tensors. "exchange" is everything of an attention call but the kernel: packing, collectives, unpacking and merging
 around a stand-in that returns a fresh tensor of the right shape. "attention" is the whole call with PyTorch's flash
 kernel. Everyone allocates every buffer in every call. Contestants alternate within each round, so that drift hits all
-alike; a round's time is that of the slowest rank. Ranks on a CPU have one thread each.
+alike; each calls twice in a row, as layer follows layer, and the second call is timed. A round's time is that of the
+slowest rank. Ranks on a CPU have one thread each.
 
 First, every contestant is compared with attention over the whole sequence, at `--attention-rows`, and what it refuses
 or gets wrong is said in its rows. A call that may end the processes is tried in processes of its own.
 
 Run it from the root of the repository, which `-m` puts first on sys.path: wheels of peers install root packages with
-names like `tests`. On a CPU most of an exchange's time goes to faulting in fresh buffers, which glibc gives back to
-the system after each call. MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1000000000000 in the environment keeps them, for
-everyone: what remains is copies and transfers.
+names like `tests`. On a CPU most of a peer's time goes to faulting in fresh buffers, which glibc gives back to the
+system after each call; this library's come on huge pages. MALLOC_MMAP_MAX_=0 and
+MALLOC_TRIM_THRESHOLD_=1000000000000 in the environment keep them, for everyone: what remains is copies and transfers.
 
 The last line of stdout is a JSON document: ranks, backend, torch, and rows, or failed with the ranks that did. A row
 has measure, case, contestant, version, its sizes and a status. With status "ok" or "wrong" it has median_ms, min_ms,
