@@ -2,7 +2,7 @@
 
 This is the judge of the pocket checkpoint: a clip is right if `analyse` returns the attributes of its
 caption. The thresholds lie in wide gaps of the rendered clips (extent: triangle 0.50-0.57, circle
-0.73-0.84, square 1.0; area: 81-116 or 210-263 pixels; speed: 0.3-0.4 or 0.8-0.95 pixels a frame). An
+0.73-0.84, square 1.0; area: 81-116 or 210-263 pixels; speed: 9.6-12.8 or 25.6-30.4 pixels a clip). An
 attribute that the clip does not show, such as the direction of something that stands still or the colour of
 nothing, reads as `UNREADABLE`.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from .captions import CLIP_FRAMES, CLIP_PIXELS, COLOURS, COUNTS, Attributes
+from .captions import CLIP_PIXELS, COLOURS, COUNTS, Attributes
 
 UNREADABLE = "unreadable"
 
@@ -29,26 +29,28 @@ class _Component(NamedTuple):
     extent: float
 
 
-def analyse(clips: torch.Tensor) -> list[Attributes]:
+def analyse(clips: torch.Tensor, *, clip_frames: int | None = None) -> list[Attributes]:
     """Read the attributes of each clip; a field that cannot be read is `UNREADABLE`.
 
-    clips is (B, 3, 33, 64, 64), RGB in [0, 1]. A pipeline result with output_type="pt" is (33, 3, 64, 64):
-    pass `video.transpose(0, 1)[None]`. Raises ValueError for other shapes.
+    clips is (B, 3, F, 64, 64) with 5 frames or more, RGB in [0, 1]. A pipeline result with output_type="pt" is
+    (F, 3, 64, 64): pass `video.transpose(0, 1)[None]`. If these are only the first frames of clips of
+    `clip_frames`, motion is read as it would go on. Raises ValueError for other shapes.
     """
-    if clips.ndim != 5 or clips.shape[1:] != (3, CLIP_FRAMES, CLIP_PIXELS, CLIP_PIXELS):
-        expected = f"(B, 3, {CLIP_FRAMES}, {CLIP_PIXELS}, {CLIP_PIXELS})"
+    if clips.ndim != 5 or clips.shape[1] != 3 or clips.shape[2] < 5 or clips.shape[3:] != (CLIP_PIXELS, CLIP_PIXELS):
+        expected = f"(B, 3, 5 frames or more, {CLIP_PIXELS}, {CLIP_PIXELS})"
         raise ValueError(f"analyse needs clips {expected}, got {tuple(clips.shape)}.")
-    return [_read_clip(clip.transpose(0, 1)[::_FRAME_STRIDE].float().cpu()) for clip in clips]
+    share = (clips.shape[2] - 1) / ((clip_frames or clips.shape[2]) - 1)
+    return [_read_clip(clip.transpose(0, 1)[::_FRAME_STRIDE].float().cpu(), share=share) for clip in clips]
 
 
-def _read_clip(frames: torch.Tensor) -> Attributes:
-    """Read one clip from some of its frames, (N, 3, 64, 64)."""
+def _read_clip(frames: torch.Tensor, *, share: float) -> Attributes:
+    """Read one clip from some of its frames, (N, 3, 64, 64), which cover this share of it."""
     foreground = _foreground(frames)
     components = _components(foreground)
     number = median_low(len(found) for found in components)
     # A third region is a fragment: it must not vote on size and shape.
     largest = [component for found in components for component in found[:2]]
-    direction, speed = _read_motion(foreground)
+    direction, speed = _read_motion(foreground, share=share)
     return Attributes(
         count=COUNTS[number - 1] if number in (1, 2) else UNREADABLE,
         size=_read_size(largest),
@@ -111,24 +113,23 @@ def _read_colour(frames: torch.Tensor, foreground: torch.Tensor) -> str:
     return list(COLOURS)[int(distance.argmin())] if distance.min() < 0.35 else UNREADABLE
 
 
-def _read_motion(foreground: torch.Tensor) -> tuple[str, str]:
-    """Fit a line to the centre of mass: (direction, speed)."""
+def _read_motion(foreground: torch.Tensor, *, share: float) -> tuple[str, str]:
+    """Fit a line to the centre of mass of the frames that were picked: (direction, speed)."""
     mask = foreground.float()
     pixel = torch.arange(CLIP_PIXELS) + 0.5
     area = mask.sum(dim=(1, 2)).clamp_min(1)
     centre_x = (mask * pixel).sum(dim=(1, 2)) / area
     centre_y = (mask * pixel[:, None]).sum(dim=(1, 2)) / area
-    time = torch.arange(len(mask)) * float(_FRAME_STRIDE)
-    time = time - time.mean()
-    velocity_x = float(time @ centre_x / time.square().sum())  # pixels per frame
-    velocity_y = float(time @ centre_y / time.square().sum())
+    time = torch.linspace(-0.5, 0.5, len(mask)) * share
+    travel_x = float(time @ centre_x / time.square().sum())  # pixels from the clip's first frame to its last
+    travel_y = float(time @ centre_y / time.square().sum())
 
-    slower, faster = sorted((abs(velocity_x), abs(velocity_y)))
-    if faster <= 0.15:
+    less, more = sorted((abs(travel_x), abs(travel_y)))
+    if more <= 4.8:
         return UNREADABLE, UNREADABLE
-    speed = "fast" if faster > 0.6 else "slowly"
-    if slower >= 0.5 * faster:
+    speed = "fast" if more > 19.2 else "slowly"
+    if less >= 0.5 * more:
         return UNREADABLE, speed
-    if abs(velocity_x) > abs(velocity_y):
-        return "right" if velocity_x > 0 else "left", speed
-    return "down" if velocity_y > 0 else "up", speed
+    if abs(travel_x) > abs(travel_y):
+        return "right" if travel_x > 0 else "left", speed
+    return "down" if travel_y > 0 else "up", speed

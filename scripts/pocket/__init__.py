@@ -1,0 +1,1 @@
+"""How `scripts.train_pocket` trains, judges and exports cosmos3-pocket."""
