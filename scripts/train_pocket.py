@@ -73,7 +73,8 @@ def main(settings: TrainSettings) -> dict[str, Any]:
         document = export(settings.out, recipe)
     elif settings.stage == "evaluate":
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        document = evaluate(load_pipeline(settings.out / "checkpoint", dtype=dtype, device=device), recipe)
+        pipeline = load_pipeline(settings.out / "checkpoint", device=device)
+        document = evaluate(pipeline, recipe, dtype=dtype, picture=settings.out / "samples.png")
     else:
         document = _train(settings, recipe, device, began=began)
     document = {"stage": settings.stage, "device": _name(device), "seed": settings.seed, **document}

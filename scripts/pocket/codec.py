@@ -33,6 +33,8 @@ class CodecStage:
         # The same bytes whether these are statistics of nothing yet or of the trained codec: they only fill the config.
         neutral = dict(latents_mean=[0.0] * recipe.codec["z_dim"], latents_std=[1.0] * recipe.codec["z_dim"])
         self.vae = AutoencoderKLWan(**recipe.codec, **neutral).to(device)
+        # Start with little noise on the latents: with as much as there is signal the decoder learns nothing at first.
+        torch.nn.init.constant_(self.vae.quant_conv.bias[recipe.codec["z_dim"] :].detach(), -6.0)
         generator = torch.Generator(device).manual_seed(seed)
         self.clips = TrainedClips(device=device, generator=generator)
         self.optimizer = torch.optim.AdamW(self.vae.parameters(), betas=(0.9, 0.98), weight_decay=0.0)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan, Cosmos3OmniPipeline, Cosmos3OmniTransformer, UniPCMultistepScheduler
+from PIL import Image
 
 from models.pocket.analyse import analyse
 from models.pocket.captions import ALL_ATTRIBUTES, CLIP_PIXELS, HELD_OUT, Attributes, caption
+from scripts.media import write_image
 
 from .clips import decode_normalised, token_ids
 from .codec import codec_quality
@@ -21,12 +24,13 @@ from .recipe import Recipe, Sampling
 _CLIPS_AT_ONCE = 48
 
 
-def evaluate(pipeline: Cosmos3OmniPipeline, recipe: Recipe) -> dict[str, Any]:
+def evaluate(pipeline: Cosmos3OmniPipeline, recipe: Recipe, *, dtype: torch.dtype, picture: Path) -> dict[str, Any]:
     """Judge an exported checkpoint: the codec on drawn clips, then generated ones, in batches and by the pipeline.
 
+    The pipeline is fp32, `dtype` that of the activations in batches; `picture` becomes a sheet of generated frames.
     Raises RuntimeError if the analyser reads fewer than 99 % of the drawn clips right: it may not judge then.
     """
-    vae, every = pipeline.vae.float(), len(ALL_ATTRIBUTES) // recipe.judged_clips
+    vae, every = pipeline.vae, len(ALL_ATTRIBUTES) // recipe.judged_clips
     codec = codec_quality(vae, ALL_ATTRIBUTES[::every], frames=recipe.frames)
     if codec["drawn_read_right"] < 0.99 * codec["clips"]:
         raise RuntimeError(f"the analyser reads {codec['drawn_read_right']} of {codec['clips']} drawn clips right")
@@ -38,10 +42,12 @@ def evaluate(pipeline: Cosmos3OmniPipeline, recipe: Recipe) -> dict[str, Any]:
         clip_frames=recipe.frames,
         sampling=recipe.sampling,
         seed=31,
-        dtype=pipeline.transformer.dtype,
+        dtype=dtype,
     )
     some = HELD_OUT[:: max(1, len(HELD_OUT) // recipe.pipeline_clips)][: recipe.pipeline_clips]
-    single = pipeline_adherence(pipeline, some, frames=recipe.frames, sampling=recipe.sampling, seed=41)
+    single = pipeline_adherence(
+        pipeline, some, frames=recipe.frames, sampling=recipe.sampling, seed=41, picture=picture
+    )
     return {"codec": codec, "generated": batched, "generated_by_pipeline": single}
 
 
@@ -106,10 +112,16 @@ def sample(
 
 
 def pipeline_adherence(
-    pipeline: Cosmos3OmniPipeline, attributes: Sequence[Attributes], *, frames: int, sampling: Sampling, seed: int
+    pipeline: Cosmos3OmniPipeline,
+    attributes: Sequence[Attributes],
+    *,
+    frames: int,
+    sampling: Sampling,
+    seed: int,
+    picture: Path,
 ) -> dict[str, Any]:
-    """The same through the real pipeline, a clip at a time: `score`'s document."""
-    readings = []
+    """The same through the real pipeline, a clip at a time: `score`'s document, and five frames of each as a row."""
+    readings, rows = [], []
     for index, one in enumerate(attributes):
         video = pipeline(
             caption(one),
@@ -123,11 +135,14 @@ def pipeline_adherence(
             output_type="pt",
         ).video
         readings += analyse(video.float().transpose(0, 1)[None])
+        rows.append(torch.cat(video[torch.linspace(0, frames - 1, 5).long()].unbind(), dim=2))
+    sheet = (torch.cat(rows, dim=1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    write_image(Image.fromarray(sheet), picture)
     return score(readings, attributes)
 
 
 def score(readings: Sequence[Attributes], attributes: Sequence[Attributes]) -> dict[str, Any]:
-    """Share of clips in which each attribute is right, and in which all six are; and the first captions that failed."""
+    """Share of clips in which each attribute is right, and in which all six are; and the first that failed."""
     pairs = list(zip(readings, attributes, strict=True))
     shares = {
         field.name: sum(getattr(reading, field.name) == getattr(one, field.name) for reading, one in pairs) / len(pairs)
@@ -138,7 +153,7 @@ def score(readings: Sequence[Attributes], attributes: Sequence[Attributes]) -> d
         "clips": len(pairs),
         "all_six": round(1 - len(wrong) / len(pairs), 4),
         **{name: round(share, 4) for name, share in shares.items()},
-        "wrong": [{"caption": caption(one), "read": " ".join(asdict(reading).values())} for reading, one in wrong[:12]],
+        "wrong": [{"caption": caption(one), "read": " ".join(asdict(reading).values())} for reading, one in wrong[:4]],
     }
 
 

@@ -28,11 +28,11 @@ def load_vae(folder: Path, *, dtype: torch.dtype = torch.float32) -> Autoencoder
     return AutoencoderKLWan.from_pretrained(folder, dtype=dtype).eval()
 
 
-def load_pipeline(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Cosmos3OmniPipeline:
-    """The exported pipeline; ValueError if `folder` holds none."""
+def load_pipeline(folder: Path, *, device: torch.device) -> Cosmos3OmniPipeline:
+    """The exported pipeline in fp32; ValueError if `folder` holds none."""
     if not (folder / "model_index.json").is_file():
         raise ValueError(f"{folder} holds no checkpoint: run --stage export with the same --out first.")
-    pipeline = Cosmos3OmniPipeline.from_pretrained(folder, dtype=dtype).to(device)
+    pipeline = Cosmos3OmniPipeline.from_pretrained(folder, dtype=torch.float32).to(device)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

@@ -75,7 +75,7 @@ def velocity(
     layer_forward = layer_forward or decoder_layer
     config = transformer.config
     steps = transformer.time_proj(times.float() * 1000 * config.timestep_scale)
-    moment = transformer.time_embedder(steps).to(dtype)
+    moment = transformer.time_embedder(steps.to(transformer.time_embedder.linear_1.weight.dtype)).to(dtype)
     text = transformer.embed_tokens(prompts).to(dtype)
     video = _linear(transformer.proj_in, _patches(latents.to(dtype), config.latent_patch_size)) + moment[:, None]
     with _attention_kernel(video):
