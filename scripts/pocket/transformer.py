@@ -55,7 +55,6 @@ class TransformerStage:
         """Train on one batch at `progress` in [0, 1] of the training; the loss, still on the device."""
         recipe = self.recipe
         prompts, clean = self._pool(self._frames(progress)).batch(recipe.batch)
-        clean = clean.float()
         forgotten = torch.rand(recipe.batch, 1, device=self.device, generator=self.generator) < recipe.caption_dropout
         prompts = torch.where(forgotten, self.no_caption, prompts)
         times = draw_times(recipe.batch, generator=self.generator)

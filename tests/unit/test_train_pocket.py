@@ -22,8 +22,10 @@ from models.tolerance import parity_bound
 from scripts.pocket import whole_clip
 from scripts.pocket.card import model_card
 from scripts.pocket.clips import TrainedClips, drawn, token_ids
+from scripts.pocket.codec import CodecStage
 from scripts.pocket.evaluate import sample, score
 from scripts.pocket.flow import draw_times, rotation, velocity
+from scripts.pocket.loop import Budget, train
 from scripts.pocket.optim import Muon
 from scripts.pocket.recipe import POCKET, TINY, Sampling
 from scripts.pocket.transformer import start_weights, unreached
@@ -41,6 +43,12 @@ def pocket_pipeline() -> Cosmos3OmniPipeline:
     pipeline = Cosmos3OmniPipeline.from_pretrained(CHECKPOINT, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def shipped_latents(clips: int, *, seed: int) -> torch.Tensor:
+    """Noise for five frames of the shipped checkpoint."""
+    side = 64 // pocket_pipeline().vae.config.scale_factor_spatial
+    return torch.randn(clips, 16, 2, side, side, generator=seeded(seed))
 
 
 def run(out: Path, stage: str, **changes) -> dict:
@@ -81,7 +89,7 @@ def test_a_whole_clip_at_once_equals_the_codec_of_diffusers():
 @torch.no_grad()
 def test_the_batched_forward_equals_the_class():
     pipeline, attributes = pocket_pipeline(), (HELD_OUT[3], HELD_OUT[50])
-    latents = torch.randn(2, 16, 2, 32, 32, generator=seeded(0))
+    latents = shipped_latents(2, seed=0)
     times = torch.tensor([0.3, 0.95])
     prompts = torch.tensor([token_ids(caption(one)) for one in attributes])
     tables = rotation(pipeline.transformer, latents.shape, device=CPU)
@@ -117,7 +125,7 @@ def test_the_batched_sampler_equals_the_pipeline():
     sampled = sample(
         pipeline.transformer,
         torch.tensor([token_ids(words)]),
-        torch.randn(1, 16, 2, 32, 32, generator=seeded(3)),
+        shipped_latents(1, seed=3),
         sampling=Sampling(steps=3, guidance_scale=1.5, flow_shift=8.0),
         dtype=torch.float32,
     )
@@ -203,6 +211,9 @@ def test_what_cannot_be_resumed_or_found_is_said(trained, tmp_path):
         run(tmp_path, "export")
     with pytest.raises(ValueError, match="run --stage export"):
         run(tmp_path, "evaluate")
+    other = CodecStage(replace(TINY, kl_weight=1e-3), device=CPU, seed=0)
+    with pytest.raises(ValueError, match="another recipe"):
+        train(other, trained / "vae.pt", budget=Budget(steps=9, minutes=1, run_until=0), resume=True)
     with pytest.raises(ValueError, match="--steps and --budget-minutes"):
         TrainSettings(stage="vae", out=tmp_path, steps=1, budget_minutes=1.0)
     with pytest.raises(ValueError, match="--minutes must be positive"):
