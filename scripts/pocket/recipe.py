@@ -3,7 +3,9 @@
 Why these sizes: a token is 4 x 4 pixels x 4 frames, so 61 frames of 64 x 64 pixels are 16 x 16 x 16 = 4,096 tokens,
 64 blocks of 64 keys, and split evenly over 2, 4 and 8 ranks. Wan's codec halves time only together with space, so four-
 fold in time is four-fold in space and the transformer's own patches are single latents. Attention is then most of a
-step; half as many frames cost a third of the time, so the first part of the training sees 29 frames.
+step; half as many frames cost a third of the time, so the first part of the training sees 29 frames. One forward of
+4,096 tokens takes 1.8 s on one core of an AMD EPYC in fp32 (2,304 tokens: 0.7 s), so 20 steps with guidance on two
+cores take about 40 s; decoding takes 2 s.
 """
 
 from __future__ import annotations
