@@ -64,7 +64,8 @@ draws them, from the seed; no recorded or third-party data was used.
 
 ## Training
 
-Codec: squared error and a faint KL term, {recipe.codec_batch} clips a step, AdamW; {_run(vae)}. Its latents have
+Codec: squared error and a faint KL term, {recipe.codec_batch} clips a step, Muon for the kernels and AdamW;
+{_run(vae)}. Its latents have
 `latents_std` such that their root mean square is {recipe.latent_rms:g}, the same factor for every channel.
 
 Transformer: flow matching with plain squared error on the velocity, batch {recipe.batch}, bf16 activations over fp32

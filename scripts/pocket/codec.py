@@ -17,7 +17,7 @@ from models.pocket.captions import ALL_ATTRIBUTES, Attributes
 
 from . import whole_clip
 from .clips import TrainedClips, decode_normalised, drawn, encode_normalised
-from .optim import warmed_up
+from .optim import Muon, warmed_up
 from .recipe import Recipe
 
 _VALIDATION_SEED = 77
@@ -37,7 +37,10 @@ class CodecStage:
         torch.nn.init.constant_(self.vae.quant_conv.bias[recipe.codec["z_dim"] :].detach(), -6.0)
         generator = torch.Generator(device).manual_seed(seed)
         self.clips = TrainedClips(device=device, generator=generator)
-        self.optimizer = torch.optim.AdamW(self.vae.parameters(), betas=(0.9, 0.98), weight_decay=0.0)
+        kernels = {weight for weight in self.vae.parameters() if weight.ndim >= 4 and min(weight.flatten(1).shape) > 8}
+        self.muon = Muon((weight for weight in self.vae.parameters() if weight in kernels), decay=0.0)
+        others = [weight for weight in self.vae.parameters() if weight not in kernels]
+        self.adam = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0)
         self.steps_done = 0
 
     def step(self, progress: float) -> torch.Tensor:
@@ -53,11 +56,12 @@ class CodecStage:
         loss = (decoded.float() - pixels).square().mean() + recipe.kl_weight * divergence
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.vae.parameters(), 1.0)
-        rate = recipe.codec_rate * warmed_up(self.steps_done, steps=recipe.warm_up_steps) * max(0.02, 1 - progress)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        factor = warmed_up(self.steps_done, steps=recipe.warm_up_steps) * max(0.02, 1 - progress)
+        for group in self.adam.param_groups:
+            group["lr"] = recipe.codec_rate * factor
+        self.adam.step()
+        self.muon.step(recipe.codec_kernel_rate * factor)
+        self.vae.zero_grad(set_to_none=True)
         self.steps_done += 1
         return loss.detach()
 
@@ -82,7 +86,8 @@ class CodecStage:
         """All that a later run needs to go on."""
         return {
             "vae": self.vae.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "muon": self.muon.state_dict(),
+            "adam": self.adam.state_dict(),
             "generator": self.clips.generator.get_state(),
             "steps_done": self.steps_done,
         }
@@ -90,7 +95,8 @@ class CodecStage:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`."""
         self.vae.load_state_dict(state["vae"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.muon.load_state_dict(state["muon"])
+        self.adam.load_state_dict(state["adam"])
         self.clips.generator.set_state(state["generator"].cpu())
         self.steps_done = state["steps_done"]
 

@@ -38,6 +38,7 @@ class Recipe:
     codec: Mapping[str, Any]
     codec_batch: int
     codec_rate: float
+    codec_kernel_rate: float
     codec_minutes: float
     kl_weight: float
     statistics_clips: int
@@ -95,6 +96,7 @@ POCKET = Recipe(
     codec=_wan(base_dim=16, decoder_base_dim=16),
     codec_batch=4,
     codec_rate=3e-3,
+    codec_kernel_rate=9e-3,
     codec_minutes=4.5,
     kl_weight=3e-5,
     statistics_clips=512,
@@ -130,6 +132,7 @@ TINY = Recipe(
     codec=_wan(base_dim=4, decoder_base_dim=4),
     codec_batch=2,
     codec_rate=3e-3,
+    codec_kernel_rate=9e-3,
     codec_minutes=0.1,
     kl_weight=3e-5,
     statistics_clips=2,
