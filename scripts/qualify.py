@@ -1,0 +1,181 @@
+"""Qualify sparse recipes on a checkpoint: the same seeds through dense attention, a control and the recipes.
+
+    python -m scripts.qualify --model cosmos3-pocket --recipes cosmos3-switch my.json --prompts 8 --out qualified
+
+The control is dense attention through another kernel and tells what rounding alone does to a clip. Attention masses
+and outputs are compared on captured q, k and v of dense runs, clips on the final latents and decoded frames, and where
+something can read the clips, what they show. `--ranks P` runs strict Ulysses on P ranks of this machine.
+
+Writes OUT/report.json, OUT/index.html (self-contained) and OUT/arms.mp4. The last line of stdout is the JSON document:
+verdict (refused, undecided or within bounds: the worst recipe's), arms (by name: verdict, reasons, density, dispatch,
+kept, tensors, trajectory, pairs), bounds, context, not_said. The exit code is 0 when the verdict is "within bounds", 1
+when not, 2 for what is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from models.builtin import checkpoint_folder
+from models.checkpoint import read_transformer_config
+from models.recipes import policy_of
+from parallel_attn import ParallelConfig, init_ulysses_mesh
+from parallel_attn.errors import require
+from parallel_attn.platform import check_backend_names
+
+from . import launch, media
+from .generate import load
+from .quality import clip, page
+from .quality.arms import CONTROL, DENSE, Arm, base_attention
+from .quality.looking import layers_of
+from .quality.prompts import choose_prompts
+from .quality.report import document
+from .quality.trial import Result, Trial, run
+from .quality.verdict import Bounds, judge_all
+from .settings import AttentionSettings, Settings
+from .spawn import run_ranks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What to qualify."""
+
+    model: str = "cosmos3-pocket"
+    """A built-in name or a folder in the diffusers pipeline format."""
+    recipes: tuple[str, ...]
+    """Shipped recipes or strategy files."""
+    out: Path
+    """The folder to write to; made where it does not exist."""
+    prompts: int = 8
+    """How many prompts, each with a seed of its own."""
+    prompt_file: Path | None = None
+    """A prompt a line; a list that fits the model when left out."""
+    steps: int | None = None
+    """Denoising iterations; this and the rest of the request are the checkpoint's own when left out."""
+    guidance_scale: float | None = None
+    """Classifier-free guidance."""
+    height: int | None = None
+    """Pixels."""
+    width: int | None = None
+    """Pixels."""
+    frames: int | None = None
+    """Video frames."""
+    seed: int = 0
+    """Of the first prompt; the next one has the next seed."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the model runs."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of weights and activations."""
+    ranks: int = 1
+    """Degree of strict Ulysses, on this machine."""
+    dense_backend: str = "auto"
+    """The kernel of the dense arm and of every recipe's dense cells."""
+    sparse_backend: str = "auto"
+    """The kernel of the block-sparse cells."""
+    control_backend: str | None = None
+    """The dense kernel of the control arm; another one than the dense arm's when left out."""
+    looked_at: int = 1
+    """Prompts whose q, k and v are looked at."""
+    deadline: float = 24 * 3600.0
+    """Seconds after which ranks that are not done are stopped; for --ranks above 1."""
+    bounds: Bounds = field(default_factory=Bounds)
+
+    def check(self) -> None:
+        """Raise ValueError for values that cannot run."""
+        for name in ("ranks", "prompts", "looked_at", "deadline"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {getattr(self, name)}")
+        if not self.recipes:
+            raise ValueError("--recipes is empty; name a shipped recipe or a strategy file")
+        check_backend_names(dense=self.dense_backend, sparse=self.sparse_backend)
+
+    def settings(self) -> Settings:
+        """The same as flags of `generate`."""
+        names = ("model", "steps", "guidance_scale", "height", "width", "frames", "seed", "device", "dtype")
+        return Settings(
+            **{name: getattr(self, name) for name in names},
+            parallel=ParallelConfig(ulysses=self.ranks),
+            attention=AttentionSettings(dense_backend=self.dense_backend, sparse_backend=self.sparse_backend),
+        )
+
+    def arms(self, folder: Path) -> list[Arm]:
+        """The recipes as arms, each under a name of its own."""
+        attention = base_attention(self.settings())
+        arms = [
+            Arm(name=Path(recipe).stem, strategy=policy_of(folder, recipe=recipe).strategy, attention=attention)
+            for recipe in self.recipes
+        ]
+        names = [DENSE, CONTROL, *(arm.name for arm in arms)]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"--recipes: {', '.join(sorted(twice))} names two arms; rename a file")
+        return arms
+
+
+def main(options: Options) -> tuple[dict[str, Any], int]:
+    """Check what needs no weights, then run on one rank or several."""
+    options.check()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = checkpoint_folder(options.model, scratch=Path(scratch))
+        settings = options.settings()
+        require(settings.head_refusals(*read_transformer_config(folder)))
+        options.arms(folder)
+        choose_prompts(folder, count=options.prompts, file=options.prompt_file)
+        options.out.mkdir(parents=True, exist_ok=True)
+        if options.ranks == 1:
+            report = qualify(0, options, folder)
+        else:
+            backend = "nccl" if options.device == "cuda" else "gloo"
+            place = {"ranks": options.ranks, "backend": backend, "device": options.device}
+            reports = run_ranks(qualify, options, folder, **place, deadline=options.deadline)
+            if failed := [report for report in reports if "error" in report]:
+                return {"error": failed}, 1
+            report = reports[0]
+    return report, 0 if report["verdict"] == "within bounds" else 1
+
+
+def qualify(rank: int, options: Options, folder: Path) -> dict[str, Any]:
+    """On one rank: load, run every arm, judge; rank 0 writes and returns the document."""
+    settings = options.settings()
+    checkpoint_folder(str(folder), scratch=folder)  # makes the classes of the checkpoint known to this process
+    mesh = init_ulysses_mesh(options.ranks, device_type=options.device) if options.ranks > 1 else None
+    pipeline = load(folder, settings)
+    pipeline.set_progress_bar_config(disable=True)
+    arms = options.arms(folder)
+    for arm in arms:  # a recipe that does not fit the model is an error before anything runs
+        arm.strategy.table(steps=settings.request().steps, layers=layers_of(pipeline))
+    results = run(
+        Trial(
+            pipeline=pipeline,
+            settings=settings,
+            recipes=arms,
+            prompts=choose_prompts(folder, count=options.prompts, file=options.prompt_file),
+            mesh=mesh,
+            control_backend=options.control_backend,
+            looked_at=options.looked_at,
+        )
+    )
+    if rank != 0:
+        return {"rank": rank}
+    report = document(
+        results, judge_all(results, bounds=options.bounds), bounds=options.bounds, settings=settings, folder=folder
+    )
+    write(report, results, options.out, fps=settings.request().fps)
+    return report
+
+
+def write(report: dict[str, Any], results: list[Result], out: Path, *, fps: int) -> None:
+    """The three files."""
+    clip.write(results, out / "arms.mp4", fps=fps)
+    with media.atomic(out / "report.json") as partial:
+        partial.write_text(json.dumps(report, indent=1))
+    with media.atomic(out / "index.html") as partial:
+        partial.write_text(page.render(report, results, film=out / "arms.mp4"))
+
+
+if __name__ == "__main__":
+    options = launch.parse(Options, description=__doc__)
+    launch.run(lambda: main(options))

@@ -1,0 +1,80 @@
+"""Tensor metrics of several strategies on one prompt, from dense runs: one run for each order of tokens among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from models import parallelize
+from models.apply import PLANS
+from parallel_attn import Strategy
+from parallel_attn.strategy import DENSE, BlockSparse, Table
+
+from ..generate import denoise
+from ..settings import Settings
+from .arms import Arm, base_attention
+from .capture import Captured, Cell, spread, watching
+from .tensors import Loss, gather, loss_of
+
+MOST_STEPS, MOST_LAYERS = 3, 4
+"""Cells looked at: so many block-sparse steps of a strategy, and so many block-sparse layers of each."""
+
+
+def look(
+    pipeline: Any, arms: Sequence[Arm], settings: Settings, *, mesh: DeviceMesh | None
+) -> dict[tuple[str, Cell], Loss]:
+    """What each arm's selections would lose, by its name and cell, on the request of `settings`."""
+    steps, layers = settings.request().steps, layers_of(pipeline)
+    planned = {arm.name: cells_of(arm.strategy.table(steps=steps, layers=layers)) for arm in arms}
+    found: dict[tuple[str, Cell], Loss] = {}
+    for order in sorted({arm.strategy.token_order for arm in arms}):
+        mine = {arm.name: planned[arm.name] for arm in arms if arm.strategy.token_order == order}
+
+        def measure(cell: Cell, seen: Captured, mine: dict[str, dict[Cell, BlockSparse]] = mine) -> None:
+            for name, methods in mine.items():
+                if cell in methods:
+                    found[name, cell] = loss_of(seen.select(methods[cell]), seen)
+
+        cells = set().union(*mine.values())
+        watch_dense_run(pipeline, settings, cells, measure, token_order=order, mesh=mesh)
+    return gather(found, ranks=1 if mesh is None else mesh.size())
+
+
+def watch_dense_run(
+    pipeline: Any,
+    settings: Settings,
+    cells: Collection[Cell],
+    measure: Callable[[Cell, Captured], None],
+    *,
+    token_order: Any,
+    mesh: DeviceMesh | None,
+) -> None:
+    """One dense clip, with `measure` called in the cells; without cells nothing runs."""
+    if not cells:
+        return
+    strategy = Strategy(token_order=token_order)
+    handle = parallelize(pipeline, mesh=mesh, attention=base_attention(settings), strategy=strategy)
+    try:
+        with watching(handle, cells, measure):
+            denoise(pipeline, settings)
+    finally:
+        handle.remove()
+
+
+def cells_of(table: Table) -> dict[Cell, BlockSparse]:
+    """Cells spread over the block-sparse steps and layers of a table, and the method of each."""
+    sparse = {step: [layer for layer, name in enumerate(row) if name != DENSE] for step, row in enumerate(table.rows)}
+    steps = spread([step for step, layers in sparse.items() if layers], most=MOST_STEPS)
+    return {
+        (step, layer): table.presets[table.rows[step][layer]]
+        for step in steps
+        for layer in spread(sparse[step], most=MOST_LAYERS)
+    }
+
+
+def layers_of(pipeline: Any) -> int:
+    """Layers of the transformer that attend."""
+    transformer = pipeline.transformer
+    return len(PLANS[type(transformer).__name__].attention_modules(transformer))

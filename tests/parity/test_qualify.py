@@ -1,0 +1,159 @@
+"""A reduced qualification of the trained pocket model on the CPU: the real selector stays above a floor, and one that
+chooses at random or by reversed scores falls below it, in tensors and in pixels.
+
+Two held-out prompts, 17 frames, three steps, the last two block-sparse with half of the blocks kept, no guidance. The
+red lines are the ones a real qualification has; the PSNR floor is for so few steps, where little can go wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from models.builtin import checkpoint_folder
+from parallel_attn import BlockSparse
+from parallel_attn.selection import SubBlock, TopK
+from parallel_attn.strategy import read_document, strategy_from
+from scripts import qualify, scan
+from scripts.generate import load
+from scripts.quality.arms import CONTROL, DENSE, Arm
+from scripts.quality.prompts import choose_prompts
+from scripts.quality.report import document
+from scripts.quality.sensitivity import strategy_of
+from scripts.quality.tensors import Loss
+from scripts.quality.trial import Trial, run
+from scripts.quality.verdict import Bounds, judge_all
+from scripts.settings import Settings
+from tests.broken_selectors import RandomBlocks, ReversedScores
+from tests.selections import geometry
+
+STEPS, LAYERS = 3, 6
+KEPT = 11 / 21  # 10 of the 20 blocks of video, and the one of the text
+FLOOR = Bounds(psnr=37.0, prompts=2)
+HALF = TopK(sparsity=0.5)
+SELECTORS = {
+    "real": SubBlock(budget=HALF),
+    "random": RandomBlocks(SubBlock(budget=HALF)),
+    "reversed": ReversedScores(SubBlock(budget=HALF, reduce="mean")),
+}
+
+
+@pytest.fixture(scope="module")
+def qualified(tmp_path_factory):
+    settings = Settings(model="cosmos3-pocket", frames=17, steps=STEPS, guidance_scale=1.0)
+    folder = checkpoint_folder("cosmos3-pocket", scratch=tmp_path_factory.mktemp("scratch"))
+    pipeline = load(folder, settings)
+    pipeline.set_progress_bar_config(disable=True)
+    methods = {name: BlockSparse(selector=each, geometry=geometry(64, 64)) for name, each in SELECTORS.items()}
+    recipes = [
+        Arm(name=name, strategy=strategy_of(method, steps=[1, 2], layers=range(LAYERS)))
+        for name, method in methods.items()
+    ]
+    prompts = choose_prompts(folder, count=2, file=None)
+    results = run(Trial(pipeline=pipeline, settings=settings, recipes=recipes, prompts=prompts, shown=0))
+    verdicts = judge_all(results, bounds=FLOOR)
+    report = document(results, verdicts, bounds=FLOOR, settings=settings, folder=folder)
+    print(
+        {
+            r.arm.name: [p["psnr"] for p in r.pairs]
+            + [p["latent_psnr"] for p in r.pairs]
+            + [p["seconds"] for p in r.pairs]
+            for r in results
+        },
+        {n: v.reasons for n, v in verdicts.items()},
+    )
+    return {result.arm.name: result for result in results}, verdicts, report
+
+
+def test_the_real_selector_stays_above_the_floor(qualified):
+    _, verdicts, _ = qualified
+    assert verdicts["real"].word == "within bounds", verdicts["real"].reasons
+
+
+@pytest.mark.parametrize("name", ["random", "reversed"])
+def test_a_broken_selector_fails(qualified, name):
+    results, verdicts, report = qualified
+    assert verdicts[name].word == report["verdict"] == "refused"
+    reasons = " ".join(verdicts[name].reasons)
+    assert "the selector does not find them" in reasons and "mean PSNR" in reasons
+    kept = [report["arms"][each]["density"] for each in ("real", name)]
+    assert kept[0] == kept[1], "broken in what it chooses, not in how much"
+    assert not results[name].differences
+
+
+def test_all_that_ran_is_on_record(qualified):
+    _, _, report = qualified
+    sparse, dense = ["reference-sparse 64x64"] * LAYERS, ["sdpa-flash"] * LAYERS
+    assert report["arms"]["real"]["dispatch"] == [dense, sparse, sparse]
+    assert report["arms"][DENSE]["dispatch"] == [dense] * STEPS
+    assert report["arms"][CONTROL]["dispatch"] == [["reference"] * LAYERS] * STEPS
+    assert report["arms"]["real"]["density"]["sparse_cells"] == pytest.approx(KEPT)
+
+
+def test_the_control_is_the_noise_floor(qualified):
+    results, _, _ = qualified
+    assert all(pair["latent_psnr"] > 100 and pair["psnr"] > 60 for pair in results[CONTROL].pairs)
+
+
+def test_the_captured_tensors_are_the_ones_that_attention_gets(qualified):
+    results, _, _ = qualified
+    cells = results["real"].tensors
+    assert set(cells) == {(step, layer) for step in (1, 2) for layer in (0, 1, 3, 5)}
+    assert Loss.together(list(cells.values())).kept == pytest.approx(KEPT)
+
+
+def test_the_command_writes_a_document_a_page_and_a_film(tmp_path, monkeypatch):
+    monkeypatch.setattr("scripts.quality.looking.MOST_STEPS", 1)
+    recipe = {
+        "version": 1,
+        "presets": {"s": {"geometry": "16x16", "budget": {"method": "top-k", "sparsity": 0.5}}},
+        "layouts": {"all": {"0-": "s"}},
+        "schedule": {"steps": {"1-": "all"}},
+    }
+    file, out = tmp_path / "mine.json", tmp_path / "out"
+    file.write_text(json.dumps(recipe))
+    asked = {"model": "cosmos3-tiny", "recipes": (str(file),), "out": out, "prompts": 1, "steps": 2}
+    report, code = qualify.main(qualify.Options(**asked))
+    assert (code, set(report["arms"])) == (1, {DENSE, CONTROL, "mine"})
+    assert report["verdict"] == report["arms"]["mine"]["verdict"] != "within bounds"
+    assert json.loads((out / "report.json").read_text()) == json.loads(json.dumps(report))
+    assert "mine" in (out / "index.html").read_text()
+    assert (out / "arms.mp4").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"recipes": ()}, "--recipes is empty"),
+        ({"recipes": ("dense",)}, "dense names two arms"),
+        ({"recipes": ("no-such",)}, "neither a file nor a known recipe"),
+        ({"prompts": 99}, "--prompts must be from 1 to the 8"),
+        ({"control_backend": "sdpa-flash"}, "must be another kernel than the dense arm's sdpa-flash"),
+    ],
+)
+def test_what_cannot_be_qualified_is_refused(tmp_path, changed, complaint):
+    asked = {"model": "cosmos3-tiny", "recipes": ("cosmos3-switch",), "out": tmp_path, "prompts": 1, "steps": 1}
+    with pytest.raises(ValueError, match=complaint):
+        qualify.main(qualify.Options(**asked | changed))
+
+
+def test_a_scan_writes_a_recipe_that_loads(tmp_path):
+    out = Path(tmp_path) / "recipe.json"
+    found = scan.main(
+        scan.Options(
+            model="cosmos3-tiny",
+            out=out,
+            geometry="16x16",
+            sparsity=0.5,
+            floor=0.0,
+            groups=1,
+            prompts=1,
+            steps=2,
+            guidance_scale=1.0,
+        )
+    )
+    strategy = strategy_from(read_document(out))
+    assert strategy.table(steps=2, layers=len(found["layers"])).rows == (("sparse",) * len(found["layers"]),) * 2
+    assert strategy.status.startswith("experimental, not qualified")
