@@ -10,9 +10,9 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from .. import media
-from .trial import Result
+from .trial import SHOWN_PIXELS, Result
 
-_TILE, _LABEL, _ACROSS = 240, 22, 4
+_LABEL, _ACROSS = 22, 4
 _STRIP_FRAMES, _STRIP_PIXELS = 5, 160
 
 
@@ -37,7 +37,7 @@ def strip(frames: Sequence[Image.Image]) -> str:
 
 
 def _tiles(clips: Sequence[tuple[str, Sequence[Image.Image]]], number: int) -> Image.Image:
-    tiles = [(name, _scaled(frames[number], _TILE)) for name, frames in clips]
+    tiles = [(name, _scaled(frames[number], SHOWN_PIXELS)) for name, frames in clips]
     width, height = (2 * (side // 2) for side in tiles[0][1].size)  # the encoder takes even sizes only
     across = min(_ACROSS, len(tiles))
     down = -(-len(tiles) // across)

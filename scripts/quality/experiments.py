@@ -54,7 +54,7 @@ QUESTIONS = (
         arms=(BASE, "prunable prefix"),
         limits="a prefix within the ragged last block, as a short text is, stays protected by that block",
     ),
-    Question(name="dense steps", arms=("20 % dense", "0 % dense", "10 % dense", "30 % dense")),
+    Question(name="dense steps", arms=(BASE, "0 % dense", "10 % dense", "30 % dense")),
 )
 
 
@@ -106,7 +106,7 @@ def arms(names: Sequence[str], *, calibration: Calibration | None, attention: At
         "max": recipe(reduce="max"),
         "serpentine": recipe(order="serpentine"),
         "prunable prefix": _prunable(recipe()),
-        **{f"{share} % dense": recipe(dense_share=share / 100) for share in (0, 10, 20, 30)},
+        **{f"{share} % dense": recipe(dense_share=share / 100) for share in (0, 10, 30)},
     }
     if calibration is not None:
         strategies["per head"] = recipe(

@@ -80,11 +80,12 @@ def _arms(arms: dict[str, Any]) -> str:
         rows.append("".join(f"<td data-label='{h}'>{cell}</td>" for h, cell in zip(head, cells, strict=True)))
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     note = (
-        "<p class='note'>Kept: share of KV blocks over all steps and layers, a dense cell counting as all. PSNR, SSIM and "
-        "cosine: against the dense clip of the same seed; brackets: 95 % interval of the mean over prompts. Recall: "
-        "attention mass on the kept blocks; best blocks: what as many of the best would hold.</p>"
+        "<p class='note'>Kept: share of KV blocks over all steps and layers, a dense cell counting as all. PSNR, SSIM "
+        "and cosine: against the dense clip of the same seed; brackets: 95 % interval of the mean over prompts. "
+        "Recall: attention mass on the kept blocks; best blocks: what as many of the best would hold.</p>"
     )
-    return f"<table class='cards'><thead><tr>{''.join(f'<th>{h}</th>' for h in head)}</tr></thead><tbody>{body}</tbody></table>{note}"
+    names = "".join(f"<th>{name}</th>" for name in head)
+    return f"<table class='cards'><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>{note}"
 
 
 def _reasons(arms: dict[str, Any]) -> str:

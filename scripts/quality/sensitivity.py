@@ -10,6 +10,7 @@ single layers do not add up, so what is proposed was itself run, in step 3.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ def cut(steps: int, groups: int) -> Sequence[range]:
     """`steps` in so many groups of nearly equal size, none empty."""
     groups = min(groups, steps)
     edges = [i * steps // groups for i in range(groups + 1)]
-    return [range(start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+    return [range(start, stop) for start, stop in itertools.pairwise(edges)]
 
 
 def _say(what: str, psnr: float) -> float:

@@ -51,7 +51,7 @@ class Loss:
             oracle=torch.cat([each.oracle for each in losses]),
             error=sum(each.error for each in losses),
             norm=sum(each.norm for each in losses),
-            kept=sum(each.kept for each in losses) / len(losses),
+            kept=sum(each.kept * len(each.recall) for each in losses) / sum(len(each.recall) for each in losses),
         )
 
     def numbers(self) -> dict[str, float]:

@@ -23,6 +23,8 @@ from .looking import look
 from .tensors import Loss
 from .trajectory import cosine, latent_psnr, pixels, psnr, ssim
 
+SHOWN_PIXELS = 240
+
 
 @dataclass(kw_only=True, slots=True)
 class Result:
@@ -38,7 +40,7 @@ class Result:
     tensors: dict[Cell, Loss] = field(default_factory=dict)
     """By step and layer, over the prompts looked at; empty for arms without block-sparse cells."""
     frames: list[list[Image.Image]] = field(default_factory=list)
-    """Of the first clips, to be shown."""
+    """Of the first clips, to be shown: no wider than `SHOWN_PIXELS`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +78,7 @@ def run(trial: Trial) -> list[Result]:
             take = dense if name == DENSE else _shoot(trial, result.arm, prompt, seed)
             _add(result, take, dense, prompt=prompt, seed=seed)
             if number < trial.shown:
-                result.frames.append(take.frames)
+                result.frames.append([_shown(frame) for frame in take.frames])
             _say(f"prompt {number + 1} of {len(trial.prompts)}, {name}: {result.pairs[-1]['latent_psnr']:.1f} dB")
     for number in range(min(trial.looked_at, len(trial.prompts))):
         _look(trial, recipes, number)
@@ -119,6 +121,13 @@ def _add(result: Result, take: Take, dense: Take, *, prompt: str, seed: int) -> 
             "attributes_right": attributes_right(frames, prompt),
         }
     result.pairs.append(pair)
+
+
+def _shown(frame: Image.Image) -> Image.Image:
+    """Small enough to keep whole clips of every arm."""
+    small = frame.convert("RGB")
+    small.thumbnail((SHOWN_PIXELS, SHOWN_PIXELS))
+    return small
 
 
 def _say(text: str) -> None:

@@ -1,24 +1,24 @@
 """A reduced qualification of the trained pocket model on the CPU: the real selector stays above a floor, and one that
 chooses at random or by reversed scores falls below it, in tensors and in pixels.
 
-Two held-out prompts, 17 frames, three steps, the last two block-sparse with half of the blocks kept, no guidance. The
+Two held-out prompts, three steps, the last two block-sparse with half of the blocks kept, no guidance. The
 red lines are the ones a real qualification has; the PSNR floor is for so few steps, where little can go wrong.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from models.builtin import checkpoint_folder
-from parallel_attn import BlockSparse
+from parallel_attn import BlockSparse, init_ulysses_mesh
 from parallel_attn.selection import SubBlock, TopK
 from parallel_attn.strategy import read_document, strategy_from
-from scripts import qualify, scan
+from scripts import compare_recipes, qualify, scan
 from scripts.generate import load
 from scripts.quality.arms import CONTROL, DENSE, Arm
+from scripts.quality.looking import look
 from scripts.quality.prompts import choose_prompts
 from scripts.quality.report import document
 from scripts.quality.sensitivity import strategy_of
@@ -26,12 +26,14 @@ from scripts.quality.tensors import Loss
 from scripts.quality.trial import Trial, run
 from scripts.quality.verdict import Bounds, judge_all
 from scripts.settings import Settings
+from tests import strategies
 from tests.broken_selectors import RandomBlocks, ReversedScores
+from tests.cosmos3_inputs import pipeline as tiny_pipeline
 from tests.selections import geometry
 
 STEPS, LAYERS = 3, 6
-KEPT = 11 / 21  # 10 of the 20 blocks of video, and the one of the text
-FLOOR = Bounds(psnr=37.0, prompts=2)
+KEPT = 19 / 37  # 18 of the 36 blocks of video, and the one of the text
+FLOOR = Bounds(psnr=33.0, prompts=2)
 HALF = TopK(sparsity=0.5)
 SELECTORS = {
     "real": SubBlock(budget=HALF),
@@ -42,7 +44,7 @@ SELECTORS = {
 
 @pytest.fixture(scope="module")
 def qualified(tmp_path_factory):
-    settings = Settings(model="cosmos3-pocket", frames=17, steps=STEPS, guidance_scale=1.0)
+    settings = Settings(model="cosmos3-pocket", steps=STEPS, guidance_scale=1.0)
     folder = checkpoint_folder("cosmos3-pocket", scratch=tmp_path_factory.mktemp("scratch"))
     pipeline = load(folder, settings)
     pipeline.set_progress_bar_config(disable=True)
@@ -55,15 +57,6 @@ def qualified(tmp_path_factory):
     results = run(Trial(pipeline=pipeline, settings=settings, recipes=recipes, prompts=prompts, shown=0))
     verdicts = judge_all(results, bounds=FLOOR)
     report = document(results, verdicts, bounds=FLOOR, settings=settings, folder=folder)
-    print(
-        {
-            r.arm.name: [p["psnr"] for p in r.pairs]
-            + [p["latent_psnr"] for p in r.pairs]
-            + [p["seconds"] for p in r.pairs]
-            for r in results
-        },
-        {n: v.reasons for n, v in verdicts.items()},
-    )
     return {result.arm.name: result for result in results}, verdicts, report
 
 
@@ -115,6 +108,7 @@ def test_the_command_writes_a_document_a_page_and_a_film(tmp_path, monkeypatch):
     file, out = tmp_path / "mine.json", tmp_path / "out"
     file.write_text(json.dumps(recipe))
     asked = {"model": "cosmos3-tiny", "recipes": (str(file),), "out": out, "prompts": 1, "steps": 2}
+    asked |= {"height": 160, "width": 160}
     report, code = qualify.main(qualify.Options(**asked))
     assert (code, set(report["arms"])) == (1, {DENSE, CONTROL, "mine"})
     assert report["verdict"] == report["arms"]["mine"]["verdict"] != "within bounds"
@@ -139,21 +133,42 @@ def test_what_cannot_be_qualified_is_refused(tmp_path, changed, complaint):
         qualify.main(qualify.Options(**asked | changed))
 
 
+def _look(rank: int, world_size: int) -> list:
+    settings = Settings(model="cosmos3-tiny", prompt="a ball", height=160, width=160, steps=2, guidance_scale=1.0)
+    pipe, arm = tiny_pipeline(), Arm(name="recipe", strategy=strategies.strategy("sparse"))
+    found = [look(pipe, [arm], settings, mesh=m) for m in (None, init_ulysses_mesh(world_size, device_type="cpu"))]
+    return [{cell: (loss.recall.numpy(), loss.numbers()) for (_, cell), loss in each.items()} for each in found]
+
+
+def test_two_ranks_see_what_one_rank_sees(ranks):
+    for alone, together in ranks(2, _look):
+        assert set(alone) == set(together) == {(step, layer) for step in (0, 1) for layer in (0, 1, 2)}
+        for cell, (recall, numbers) in alone.items():
+            assert abs(together[cell][0] - recall).max() < 1e-4, "heads in another order, or other rows"
+            assert together[cell][1] == pytest.approx(numbers, abs=1e-4)
+            assert 0.3 < numbers["kept_share"] < 0.9
+
+
 def test_a_scan_writes_a_recipe_that_loads(tmp_path):
-    out = Path(tmp_path) / "recipe.json"
+    out = tmp_path / "recipe.json"
+    request = {"height": 160, "width": 160, "steps": 2, "guidance_scale": 1.0, "prompts": 1}
     found = scan.main(
-        scan.Options(
-            model="cosmos3-tiny",
-            out=out,
-            geometry="16x16",
-            sparsity=0.5,
-            floor=0.0,
-            groups=1,
-            prompts=1,
-            steps=2,
-            guidance_scale=1.0,
-        )
+        scan.Options(model="cosmos3-tiny", out=out, geometry="16x16", sparsity=0.5, floor=0.0, groups=1, **request)
     )
+    assert all(0 < psnr < 150 for psnr in found["layers"].values()), "a layer was not sparse"
     strategy = strategy_from(read_document(out))
-    assert strategy.table(steps=2, layers=len(found["layers"])).rows == (("sparse",) * len(found["layers"]),) * 2
+    assert strategy.table(steps=2, layers=3).rows == (("sparse",) * 3,) * 2
     assert strategy.status.startswith("experimental, not qualified")
+
+
+def test_questions_are_answered_pair_by_pair(tmp_path):
+    out = tmp_path / "compared.json"
+    asked = {"model": "cosmos3-tiny", "out": out, "questions": ("budget",), "prompts": 2, "steps": 5}
+    found = compare_recipes.main(compare_recipes.Options(**asked, guidance_scale=1.0))
+    assert len(found["calibration"]["weights"]) == 8
+    assert set(found["questions"]["budget"]["paired"]) == {"per head", "top-p"}
+    assert found["questions"]["budget"]["paired"]["top-p"]["psnr"]["n"] == 2
+    assert all(not arm["differences"] for arm in found["arms"].values())
+    assert json.loads(out.read_text()) == json.loads(json.dumps(found))
+    with pytest.raises(ValueError, match="--questions no-such not known"):
+        compare_recipes.main(compare_recipes.Options(**asked | {"questions": ("no-such",)}))

@@ -156,11 +156,12 @@ def test_ticks_are_round_and_cover_the_values(low, high):
 def test_a_browser_shows_it_without_scrolling_sideways(page, tmp_path, width):
     # A script reports the widths the browser laid out; it is added to a copy, the page itself has none.
     probe = (
-        "<script>document.title='laid out';"
+        "<script>"
         "var wide=[...document.querySelectorAll('body *')].filter(e=>!e.closest('svg')"
         "&&e.getBoundingClientRect().right>innerWidth+1).map(e=>e.tagName+'.'+e.className);"
         "var blank=[...document.images].filter(i=>!i.complete||!i.naturalWidth).length;"
-        "document.body.dataset.laid=[innerWidth,document.documentElement.scrollWidth,blank,wide.join(' ')].join('|')</script>"
+        "var content=document.documentElement.scrollWidth;"
+        "document.body.dataset.laid=[innerWidth,content,blank,wide.join(' ')].join('|')</script>"
     )
     framed = tmp_path / "framed.html"
     inner = tmp_path / "probed.html"
