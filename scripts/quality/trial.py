@@ -15,6 +15,7 @@ from typing import Any
 from PIL import Image
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import launch
 from ..settings import Settings
 from .adherence import attributes_right
 from .arms import DENSE, Arm, Take, base_attention, control_for, shoot
@@ -131,4 +132,5 @@ def _shown(frame: Image.Image) -> Image.Image:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    if launch.rank() == 0:
+        print(text, file=sys.stderr, flush=True)
