@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from parallel_attn import BlockSparse
 from parallel_attn.selection import SubBlock, TopP
@@ -33,12 +32,8 @@ class Calibration:
     """Share kept by each query head of the model under it, for a per-head budget."""
 
 
-def calibrate(
-    pipeline: Any, method: BlockSparse, settings: Settings, *, cells: set[Cell], mesh: DeviceMesh | None = None
-) -> Calibration:
-    """Watch `cells` of the dense run of `settings`; `method` has the top-k budget to equal. One rank only."""
-    if mesh is not None:
-        raise ValueError("calibration sees the heads of one rank, and needs all of them; run it on one rank")
+def calibrate(pipeline: Any, method: BlockSparse, settings: Settings, *, cells: set[Cell]) -> Calibration:
+    """Watch `cells` of the dense run of `settings` on one rank; `method` has the top-k budget to equal."""
     selector = method.selector
     if not isinstance(selector, SubBlock):
         raise ValueError(f"calibration needs a SubBlock selector, got {type(selector).__name__}")
@@ -51,7 +46,7 @@ def calibrate(
         shares.append(torch.stack([seen.select(each).shares_kept().cpu() for each in by_mass]))
         wanted.append(float(seen.select(method).mean_share_kept()))
 
-    watch_dense_run(pipeline, settings, cells, measure, token_order="raster", mesh=mesh)
+    watch_dense_run(pipeline, settings, cells, measure, token_order="raster", mesh=None)
     return settle(torch.stack(shares).mean(0), sum(wanted) / len(wanted))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from models import parallelize
@@ -35,11 +38,21 @@ def look(
         def measure(cell: Cell, seen: Captured, mine: dict[str, dict[Cell, BlockSparse]] = mine) -> None:
             for name, methods in mine.items():
                 if cell in methods:
-                    found[name, cell] = loss_of(seen.select(methods[cell]), seen)
+                    found[name, cell] = _timed_loss(seen, methods[cell])
 
         cells = set().union(*mine.values())
         watch_dense_run(pipeline, settings, cells, measure, token_order=order, mesh=mesh)
     return gather(found, ranks=1 if mesh is None else mesh.size())
+
+
+def _timed_loss(seen: Captured, method: BlockSparse) -> Loss:
+    wait = torch.cuda.synchronize if seen.q.is_cuda else lambda: None
+    wait()
+    start = time.perf_counter()
+    selection = seen.select(method)
+    wait()
+    took = 1000 * (time.perf_counter() - start)
+    return replace(loss_of(selection, seen), select_ms=took)
 
 
 def watch_dense_run(

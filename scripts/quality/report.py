@@ -26,7 +26,8 @@ NOT_SAID = (
     "PSNR and SSIM say how near a clip is to the dense clip of the same seed. A clip may be far from it and good, or "
     "near it and wrong where it matters.",
     "Recall and relative L2 refuse; they do not rank recipes. Estimators that win on them have lost in pixels.",
-    "Seconds are medians over clips of this run, with whatever else this machine did; they are not a benchmark.",
+    "Seconds are medians over clips of this run, the first ones building their kernels, with whatever else this "
+    "machine did; they are not a benchmark.",
     "Nobody watched the clips. Motion, flicker, text and faces are for people to judge.",
 )
 

@@ -42,6 +42,8 @@ class Loss:
     """Sum of squares of the dense output."""
     kept: float
     """Mean share of KV blocks kept."""
+    select_ms: float | None = None
+    """Time of the selection; of several, the fastest, since the first one builds kernels."""
 
     @classmethod
     def together(cls, losses: Sequence[Loss]) -> Loss:
@@ -52,10 +54,11 @@ class Loss:
             error=sum(each.error for each in losses),
             norm=sum(each.norm for each in losses),
             kept=sum(each.kept * len(each.recall) for each in losses) / sum(len(each.recall) for each in losses),
+            select_ms=min((each.select_ms for each in losses if each.select_ms is not None), default=None),
         )
 
-    def numbers(self) -> dict[str, float]:
-        """The metrics, ready for JSON; shares of 1."""
+    def numbers(self) -> dict[str, float | None]:
+        """The metrics, ready for JSON; shares of 1, but for the milliseconds and the number of query blocks."""
         return {
             "recall_mean": self.recall.mean().item(),
             "recall_p5": torch.quantile(self.recall.double(), 0.05).item(),
@@ -64,6 +67,7 @@ class Loss:
             "relative_l2": (self.error / self.norm) ** 0.5 if self.norm else 0.0,
             "kept_share": self.kept,
             "query_blocks": self.recall.numel(),
+            "select_ms": self.select_ms,
         }
 
 

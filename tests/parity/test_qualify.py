@@ -90,7 +90,7 @@ def test_the_control_is_the_noise_floor(qualified):
     assert all(pair["latent_psnr"] > 100 and pair["psnr"] > 60 for pair in results[CONTROL].pairs)
 
 
-def test_the_captured_tensors_are_the_ones_that_attention_gets(qualified):
+def test_tensors_are_looked_at_all_over_the_sparse_cells(qualified):
     results, _, _ = qualified
     cells = results["real"].tensors
     assert set(cells) == {(step, layer) for step in (1, 2) for layer in (0, 1, 3, 5)}
@@ -145,7 +145,7 @@ def test_two_ranks_see_what_one_rank_sees(ranks):
         assert set(alone) == set(together) == {(step, layer) for step in (0, 1) for layer in (0, 1, 2)}
         for cell, (recall, numbers) in alone.items():
             assert abs(together[cell][0] - recall).max() < 1e-4, "heads in another order, or other rows"
-            assert together[cell][1] == pytest.approx(numbers, abs=1e-4)
+            assert {**together[cell][1], "select_ms": 0} == pytest.approx({**numbers, "select_ms": 0}, abs=1e-4)
             assert 0.3 < numbers["kept_share"] < 0.9
 
 
