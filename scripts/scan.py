@@ -116,7 +116,7 @@ def main(options: Options) -> dict[str, Any]:
 
     steps, layers = settings.request().steps, layers_of(pipeline)
     found = scan(measure, options.method(), steps=steps, layers=layers, groups=options.groups, floor=options.floor)
-    status = f"experimental, not qualified: proposed by a scan of {len(prompts)} prompts, {steps} steps"
+    status = f"experimental, not qualified: proposed by a scan, prompts: {len(prompts)}, steps: {steps}"
     recipe = document_of(replace(found.strategy, status=status))
     with media.atomic(options.out) as partial:
         partial.write_text(json.dumps(recipe, indent=2) + "\n")
