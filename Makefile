@@ -31,7 +31,8 @@ endif
 
 demo: setup
 	$(RUN) -m torch.distributed.run --nproc-per-node=2 --standalone --local-addr=127.0.0.1 -m scripts.generate \
-	    --model cosmos3-pocket --prompt "$(DEMO_PROMPT)" --parallel.ulysses 2 --out $(DEMO_OUT)
+	    --model cosmos3-pocket --prompt "$(DEMO_PROMPT)" --parallel.ulysses 2 --offload.mode layerwise \
+	    --offload.resident-blocks 2 --out $(DEMO_OUT)
 
 # Two unit tests at a time, one thread each; then those that start ranks. Forked tests come last and alone: they fork a
 # process that has not imported torch.

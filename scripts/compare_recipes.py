@@ -26,6 +26,7 @@ from parallel_attn.errors import require
 
 from . import launch, media
 from .generate import load
+from .pipelines import pipeline_form
 from .quality.arms import base_attention
 from .quality.calibrate import Calibration, calibrate
 from .quality.experiments import BASE, QUESTIONS, Question, arms, recipe
@@ -88,7 +89,7 @@ def main(options: Options) -> dict[str, Any]:
         folder = checkpoint_folder(options.model, scratch=Path(scratch))
         require(settings.head_refusals(*read_transformer_config(folder)))
         prompts = choose_prompts(folder, count=options.prompts, file=options.prompt_file)
-        pipeline = load(folder, settings)
+        pipeline = load(folder, pipeline_form(folder), settings)
     pipeline.set_progress_bar_config(disable=True)
     names = list(dict.fromkeys(name for question in questions for name in question.arms))
     calibration = None

@@ -159,3 +159,8 @@ def pipeline_form(folder: Path) -> PipelineForm:
         instead = f"a checkpoint of {', '.join(FORMS)}, or models.parallelize() on your own pipeline"
         require([refuse("not-built", flag=f"--model with a {name}", instead=instead)])
     return FORMS[name]
+
+
+def form_of(pipeline: Any) -> PipelineForm:
+    """The form of a pipeline that a form loaded."""
+    return FORMS[type(getattr(pipeline, "modular", pipeline)).__name__]

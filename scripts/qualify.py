@@ -29,6 +29,7 @@ from parallel_attn.platform import check_backend_names
 
 from . import launch, media
 from .generate import load
+from .pipelines import pipeline_form
 from .quality import clip, page
 from .quality.arms import CONTROL, DENSE, Arm, base_attention
 from .quality.looking import layers_of
@@ -142,7 +143,7 @@ def qualify(rank: int, options: Options, folder: Path) -> dict[str, Any]:
     settings = options.settings()
     checkpoint_folder(str(folder), scratch=folder)  # makes the classes of the checkpoint known to this process
     mesh = init_ulysses_mesh(options.ranks, device_type=options.device) if options.ranks > 1 else None
-    pipeline = load(folder, settings)
+    pipeline = load(folder, pipeline_form(folder), settings)
     pipeline.set_progress_bar_config(disable=True)
     arms = options.arms(folder)
     for arm in arms:  # a recipe that does not fit the model is an error before anything runs

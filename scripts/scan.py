@@ -28,6 +28,7 @@ from parallel_attn.strategy import document_of, strategy_from
 
 from . import launch, media
 from .generate import load
+from .pipelines import pipeline_form
 from .quality.arms import DENSE, Arm, shoot
 from .quality.looking import layers_of
 from .quality.prompts import choose_prompts
@@ -100,7 +101,7 @@ def main(options: Options) -> dict[str, Any]:
         folder = checkpoint_folder(options.model, scratch=Path(scratch))
         require(settings.head_refusals(*read_transformer_config(folder)))
         prompts = choose_prompts(folder, count=options.prompts, file=options.prompt_file)
-        pipeline = load(folder, settings)
+        pipeline = load(folder, pipeline_form(folder), settings)
     pipeline.set_progress_bar_config(disable=True)
 
     def latents(name: str, strategy: Strategy, number: int) -> Any:

@@ -11,10 +11,17 @@ from parallel_attn.selection import SubBlock
 
 
 @dataclass(frozen=True)
-class RandomBlocks:
-    """Chooses as if q and k were noise."""
+class Broken:
+    """Takes what the real selector takes."""
 
     selector: SubBlock
+
+    def reasons_against(self, **tensors: Any) -> list[str]:
+        return self.selector.reasons_against(**tensors)
+
+
+class RandomBlocks(Broken):
+    """Chooses as if q and k were noise."""
 
     def select(self, q: Any, k: Any, **options: Any) -> Any:
         generator = torch.Generator().manual_seed(0)
@@ -22,11 +29,8 @@ class RandomBlocks:
         return self.selector.select(*noise, **options)
 
 
-@dataclass(frozen=True)
-class ReversedScores:
+class ReversedScores(Broken):
     """Chooses by the negative of every score."""
-
-    selector: SubBlock
 
     def select(self, q: Any, k: Any, **options: Any) -> Any:
         assert self.selector.reduce == "mean", "only a mean changes its sign with q"

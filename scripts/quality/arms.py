@@ -14,7 +14,9 @@ from models import parallelize
 from parallel_attn import AttentionConfig, Strategy
 from parallel_attn.backends import DENSE_BACKENDS
 
+from .. import launch
 from ..generate import denoise
+from ..pipelines import form_of
 from ..settings import Settings
 
 DENSE, CONTROL = "dense", "control"
@@ -48,12 +50,12 @@ class Take:
 
 def shoot(pipeline: Any, arm: Arm, settings: Settings, *, prompt: str, seed: int, mesh: DeviceMesh | None) -> Take:
     """One clip through the real pipeline, which is left as it was."""
-    cuda = settings.device == "cuda"
+    cuda, form = settings.device == "cuda", form_of(pipeline)
     handle = parallelize(pipeline, mesh=mesh, attention=arm.attention, strategy=arm.strategy)
     try:
         if cuda:
             torch.cuda.reset_peak_memory_stats()
-        frames, latents, seconds = denoise(pipeline, replace(settings, prompt=prompt, seed=seed))
+        output, latents, seconds = denoise(pipeline, form, replace(settings, prompt=prompt, seed=seed))
         report = handle.report()
     finally:
         handle.remove()
@@ -61,7 +63,7 @@ def shoot(pipeline: Any, arm: Arm, settings: Settings, *, prompt: str, seed: int
         raise RuntimeError(f"the final latents of arm {arm.name!r} are not finite, so nothing can be compared")
     return Take(
         latents=latents.float().cpu(),
-        frames=frames,
+        frames=form.frames(output) if launch.rank() == 0 else [],
         seconds=sum(seconds),
         peak_bytes=torch.cuda.max_memory_allocated() if cuda else None,
         report=report,

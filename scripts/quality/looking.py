@@ -16,6 +16,7 @@ from parallel_attn import Strategy
 from parallel_attn.strategy import DENSE, BlockSparse, Table
 
 from ..generate import denoise
+from ..pipelines import form_of
 from ..settings import Settings
 from .arms import Arm, base_attention
 from .capture import Captured, Cell, spread, watching
@@ -71,7 +72,7 @@ def watch_dense_run(
     handle = parallelize(pipeline, mesh=mesh, attention=base_attention(settings), strategy=strategy)
     try:
         with watching(handle, cells, measure):
-            denoise(pipeline, settings)
+            denoise(pipeline, form_of(pipeline), settings)
     finally:
         handle.remove()
 

@@ -17,6 +17,7 @@ from parallel_attn.selection import SubBlock, TopK
 from parallel_attn.strategy import read_document, strategy_from
 from scripts import compare_recipes, qualify, scan
 from scripts.generate import load
+from scripts.pipelines import pipeline_form
 from scripts.quality.arms import CONTROL, DENSE, Arm
 from scripts.quality.looking import look
 from scripts.quality.prompts import choose_prompts
@@ -46,7 +47,7 @@ SELECTORS = {
 def qualified(tmp_path_factory):
     settings = Settings(model="cosmos3-pocket", steps=STEPS, guidance_scale=1.0)
     folder = checkpoint_folder("cosmos3-pocket", scratch=tmp_path_factory.mktemp("scratch"))
-    pipeline = load(folder, settings)
+    pipeline = load(folder, pipeline_form(folder), settings)
     pipeline.set_progress_bar_config(disable=True)
     methods = {name: BlockSparse(selector=each, geometry=geometry(64, 64)) for name, each in SELECTORS.items()}
     recipes = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 
 @pytest.fixture
@@ -13,3 +14,16 @@ def hopper(monkeypatch):
     machine_on_paper.forget_picks()
     yield machine_on_paper.set_up(monkeypatch)
     machine_on_paper.forget_picks()
+
+
+@pytest.fixture
+def fresh_compiler():
+    """Nothing compiled before or after; graph counters at zero, one thread, no gradients."""
+    from torch._dynamo.utils import counters
+
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    counters.clear()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()

@@ -17,14 +17,7 @@ from tests.cosmos3_inputs import forward_arguments, tiny_transformer
 REQUESTS = [(7, (3, 2, 2)), (9, (2, 4, 6)), (5, (3, 3, 6)), (11, (1, 5, 7))]  # text rows, patch grid
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch.set_num_threads(1)
-    torch._dynamo.reset()
-    counters.clear()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def graphs() -> int:

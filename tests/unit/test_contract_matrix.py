@@ -15,14 +15,7 @@ LENGTHS = [(1, 128, 128), (2, 200, 200), (1, 333, 1024), (2, 1024, 77)]
 """Batch, query rows, key rows."""
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    torch.set_num_threads(1)
-    torch._dynamo.reset()
-    counters.clear()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def expected(q, k, v):

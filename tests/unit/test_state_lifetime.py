@@ -40,14 +40,7 @@ class ScaledAttention(nn.Module):
         return scaled_attention(q + 0, k, v, self.scale) * 1
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    torch.set_num_threads(1)
-    torch._dynamo.reset()
-    counters.clear()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def draw(rows, *, batch=2):

@@ -13,14 +13,7 @@ from tests.strategies import expected, strategy
 SHAPES = [(7, (3, 4, 4)), (9, (3, 5, 5))]  # text rows, patch grid
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch.set_num_threads(1)
-    torch._dynamo.reset()
-    counters.clear()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def loop(transformer, handle, shape, steps):
