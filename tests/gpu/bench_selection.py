@@ -2,9 +2,10 @@
 
     python -m tests.gpu.bench_selection [--tiles]
 
-Milliseconds are medians of CUDA-event timings after warm-up, bf16, head_dim 128, random inputs (heavy-tailed scores
-take more bisection steps). `share` is the whole selection over dense cuDNN attention. With --tiles the score kernel
-is timed at other tile sizes too, which is how its constant was chosen. The last line is one JSON document.
+Milliseconds are medians over replays of a CUDA graph of ten calls in a row, so that the host's time is no part of
+them; bf16, head_dim 128, random inputs (heavy-tailed scores take more bisection steps). `share` is the whole selection
+over dense cuDNN attention. With --tiles every kernel is timed at other tile sizes too, which is how its constant was
+chosen. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -29,25 +31,38 @@ from parallel_attn.selection import (
     score_triton,
 )
 from parallel_attn.selection.protect import block_mask
+from parallel_attn.selection.score_triton import Tile
 
 SHAPES = ((37_760, 7, 7), (44_160, 32, 8), (65_536, 16, 16), (131_072, 16, 16), (172_032, 16, 16))
 GEOMETRIES = ((64, 64), (128, 64), (128, 128))
-TILES = ((64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 2), (64, 64, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3))
+TILES = (
+    Tile(128, 64, 44, 8, 2), Tile(128, 64, 44, 8, 3), Tile(128, 64, 44, 8, 4), Tile(128, 64, 22, 8, 2),
+    Tile(128, 64, 22, 8, 3), Tile(128, 64, 11, 8, 3), Tile(128, 128, 22, 8, 2), Tile(128, 128, 11, 8, 2),
+    Tile(128, 128, 6, 8, 2), Tile(64, 64, 44, 4, 2), Tile(64, 64, 44, 4, 3), Tile(64, 64, 22, 4, 3),
+    Tile(64, 128, 22, 4, 2), Tile(64, 128, 11, 4, 2), Tile(64, 128, 22, 4, 3), Tile(64, 64, 44, 4, 4),
+)  # fmt: skip
 POOLS = ((4, 4), (8, 4), (16, 4), (8, 8), (16, 8))
 WARP_COLUMNS = (128, 256, 512, 1024)
+CALLS = 10
 
 
-def milliseconds(call: Callable[[], object], *, runs: int = 7) -> float:
-    """Median time of `call` on the GPU."""
+def milliseconds(call: Callable[[], object], *, replays: int = 7) -> float:
+    """Median time of one call of ten in a row on the GPU."""
+    for _ in range(2):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
     times = []
-    for run in range(runs + 2):
+    for _ in range(replays):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        call()
+        graph.replay()
         end.record()
-        torch.cuda.synchronize()
-        if run >= 2:
-            times.append(start.elapsed_time(end))
+        end.synchronize()
+        times.append(start.elapsed_time(end) / CALLS)
     return statistics.median(times)
 
 
@@ -90,7 +105,8 @@ def stages(q: torch.Tensor, k: torch.Tensor, geometry: BlockGeometry, budget: Bu
     default = score_triton.TILE
     for tile in TILES if tiles else ():
         score_triton.TILE = tile
-        row["score {}x{}/{}/{}".format(*tile)] = scale * milliseconds(score)
+        name = "score {query_cells}x{key_cells}x{products}/{warps}/{stages}".format(**asdict(tile))
+        row[name] = scale * milliseconds(score)
     score_triton.TILE = default
     default = choose_triton.COLUMNS_PER_WARP
     for columns in WARP_COLUMNS if tiles else ():
@@ -116,7 +132,7 @@ def main() -> None:
         bhsd = [x.transpose(1, 2) for x in (q, k, k)]
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             dense = milliseconds(
-                lambda bhsd=bhsd: torch.nn.functional.scaled_dot_product_attention(*bhsd, enable_gqa=True), runs=3
+                lambda bhsd=bhsd: torch.nn.functional.scaled_dot_product_attention(*bhsd, enable_gqa=True), replays=2
             )
         for block in GEOMETRIES:
             geometry = BlockGeometry(query_rows=block[0], key_rows=block[1])

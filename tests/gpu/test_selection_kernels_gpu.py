@@ -59,6 +59,8 @@ def test_pooled_cells_are_the_same_bits(dtype, queries, keys, blocks, cells, hea
         (BlockGeometry(query_rows=32, key_rows=16), 203, 331),
         (BlockGeometry(query_rows=64, key_rows=64), 128, 256),
         (BlockGeometry(query_rows=128, key_rows=64), 129, 65),
+        (BlockGeometry(query_rows=48, key_rows=80), 203, 331),  # cells that are no power of two
+        (BlockGeometry(query_rows=512, key_rows=16), 600, 331),  # more query cells than fit 16 rows of a tile
         *([(BlockGeometry(query_rows=64, key_rows=64), 37_777, 37_760)] if CUDA else []),
     ],
 )
