@@ -139,7 +139,7 @@ def time_steps(arms: list[Arm], machine: Machine, options: Options, *, rows: int
     arguments = arguments_of(arms[0].transformer, machine, rows=rows, text=options.text_rows)
     copied = {}
     for arm in arms:
-        arm.milliseconds.clear()
+        arm.milliseconds = []
         for _ in range(WARM_UP):
             arm.step(machine, arguments)
         copied[arm.name] = arm.offload.report()["copied_bytes"] if arm.offload else 0
