@@ -67,7 +67,8 @@ class Liveness:
         self._publish(self._store)
         self._beats = [f"beat/{rank}" for rank in self.peers]
         self._store.wait(self._beats)
-        self._answered = time.monotonic()
+        # Now, not at the first beat: a store whose host stops before that tells no one whom to ask the system about.
+        self._hear(self._store)
         for work in (self._beat, self._watch):
             threading.Thread(target=work, name=f"parallel_attn-{work.__name__}", daemon=True).start()
         atexit.register(self.close)
@@ -185,15 +186,19 @@ class Liveness:
         while not self._end.wait(BEAT_EVERY):
             try:
                 self._publish(self._beat_store)
-                values = self._beat_store.multi_get(self._beats)
+                self._hear(self._beat_store)
             except dist.DistError:
                 self._store_lost()
                 return
-            now = self._answered = time.monotonic()
-            for rank, value in zip(self.peers, values, strict=True):
-                text = value.decode()
-                if self._seen.get(rank, ("", 0.0))[0] != text:
-                    self._seen[rank], self._peer[rank] = (text, now), json.loads(text)
+
+    def _hear(self, store: dist.TCPStore) -> None:
+        """Take in what the others said last."""
+        values = store.multi_get(self._beats)
+        now = self._answered = time.monotonic()
+        for rank, value in zip(self.peers, values, strict=True):
+            text = value.decode()
+            if self._seen.get(rank, ("", 0.0))[0] != text:
+                self._seen[rank], self._peer[rank] = (text, now), json.loads(text)
 
     def _store_lost(self) -> None:
         host = self.ranks[0]
@@ -216,9 +221,7 @@ class Liveness:
 
     def _verdict(self, rank: int) -> str | None:
         """What is wrong with a peer, or None."""
-        peer = self._peer.get(rank)
-        if peer is None:
-            return None
+        peer = self._peer[rank]
         if peer["failed"]:
             return str(peer["failed"])
         if peer["accuses"]:
@@ -243,7 +246,7 @@ class Liveness:
         since = self._waiting_since
         if since is None or time.monotonic() - since < REPORT_AFTER:
             return
-        late = [rank for rank in self.peers if self._is_behind(self._peer.get(rank))]
+        late = [rank for rank in self.peers if self._is_behind(self._peer[rank])]
         for rank in late:
             if (rank, self._ballots.votes) not in self._reported:
                 self._reported.add((rank, self._ballots.votes))
@@ -256,9 +259,9 @@ class Liveness:
                 if self._peer[rank]["phase"] not in PATIENT:
                     self._accuse(PeerFailedError(rank, f"has not arrived {limit}; {self._last(rank)}"))
 
-    def _is_behind(self, peer: dict[str, Any] | None) -> bool:
+    def _is_behind(self, peer: dict[str, Any]) -> bool:
         """Whether a peer has not yet come to where this rank is."""
-        return peer is not None and (peer["votes"], peer["entered"]) < (self._ballots.votes, self.calls_entered)
+        return (peer["votes"], peer["entered"]) < (self._ballots.votes, self.calls_entered)
 
     def _last(self, rank: int) -> str:
         peer = self._peer.get(rank)
