@@ -1,4 +1,4 @@
-"""A persistent pool of ranks: spawned once per world size, given one function after another.
+"""A persistent pool of ranks: forked once per world size (`forks.py`), given one function after another.
 
 Each rank is a process in a Gloo group over a file store (no port), with one intra-op thread so that CPU results do
 not depend on how work is split. Every rank reports: a failure shows the traceback of each rank that had one. A case
@@ -7,7 +7,6 @@ that exceeds its deadline ends the pool, so nothing hangs.
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -18,6 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.forks import CONTEXT
+
 
 class RankPool:
     """`world_size` ranks; `run(function, *args)` calls `function(rank, world_size, *args)` on each."""
@@ -25,12 +26,11 @@ class RankPool:
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self._folder = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("spawn")
         self._pipes, self._processes = [], []
         for rank in range(world_size):
-            ours, theirs = context.Pipe()
+            ours, theirs = CONTEXT.Pipe()
             store = str(Path(self._folder.name) / "store")
-            process = context.Process(target=_serve, args=(rank, world_size, store, theirs), daemon=True)
+            process = CONTEXT.Process(target=_serve, args=(rank, world_size, store, theirs), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)

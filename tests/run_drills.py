@@ -16,8 +16,11 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
-from tests.parity.test_fault_drills import FAULTS, ROOT
+from tests.parity.test_fault_drills import FAULTS
+
+ROOT = Path(__file__).resolve().parents[1]
 
 SPOKEN = re.compile(r"^(READY|RAISED|DONE|rank \d+|  .* differs )")
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,20 +11,19 @@ from parallel_attn.traffic import AttentionGeometry, ulysses_sent_bytes
 from scripts.bench_ulysses import Options
 from scripts.ulysses_peers import CONTESTANTS
 from scripts.ulysses_table import make_rows
+from tests.forks import run_program
 
-REPOSITORY = Path(__file__).parents[2]
 TINY = {"rows": 64, "heads": 8, "head-dim": 16, "text-rows": 6, "rounds": 3}
 TINY |= {"attention-rows": 64, "attention-rounds": 1}
 
 
 @pytest.fixture(scope="module")
 def document():
-    command = [sys.executable, "-m", "scripts.bench_ulysses", "--ranks", "2"]
-    command += [word for name, value in TINY.items() for word in (f"--{name}", str(value))]
-    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
-    assert run.returncode == 0, run.stderr
-    assert "diffusers anything" in run.stderr, "the table"
-    return json.loads(run.stdout.splitlines()[-1])
+    flags = [word for name, value in TINY.items() for word in (f"--{name}", str(value))]
+    [(code, out, err)] = run_program("scripts.bench_ulysses", "--ranks", "2", *flags)
+    assert code == 0, err
+    assert "diffusers anything" in err, "the table"
+    return json.loads(out.splitlines()[-1])
 
 
 def test_rows_of_every_case_and_contestant(document):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from models.builtin import checkpoint_folder
 from models.tolerance import parity_bound
 from scripts.check_parity import Options, judge
-from scripts.parity import measure_rounding
+from scripts.parity import compare, measure_rounding
 from scripts.pipelines import FORMS
 from scripts.settings import Settings
+from tests.forks import run_program
 
-REPOSITORY = Path(__file__).parents[2]
 GOOD = {
     "equal": True,
     "unequal": [],
@@ -31,10 +30,9 @@ GOOD = {
 
 def check_parity(*flags: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, document and stderr."""
-    command = [sys.executable, "-m", "scripts.check_parity", *flags]
-    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
-    assert run.stdout, run.stderr
-    return run.returncode, json.loads(run.stdout.splitlines()[-1]), run.stderr
+    [(code, out, err)] = run_program("scripts.check_parity", *flags)
+    assert out, err
+    return code, json.loads(out.splitlines()[-1]), err
 
 
 def test_two_ranks():
@@ -54,9 +52,17 @@ def test_two_ranks():
         assert report["bound"] == 8 * 11 * max(eps * 2 * report["scale"], report["response"])
 
 
-def test_another_model_on_three_ranks():
-    code, document, text = check_parity("--model", "wan-tiny", "--ranks", "3", "--steps", "2")
-    assert code == 0, text
+WAN = Options(model="wan-tiny", ranks=3, steps=2)
+
+
+def _compare(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
+    return compare(rank, WAN.settings(), folder)
+
+
+def test_another_model_on_three_ranks(ranks, tmp_path):
+    folder = checkpoint_folder(WAN.model, scratch=tmp_path)
+    document, code = judge(WAN, ranks(WAN.ranks, _compare, folder))
+    assert code == 0, document
     assert document["equal"] is True
     assert max(document["max_abs_diff"], document["max_abs_diff_stock"]) <= document["bound"]
 

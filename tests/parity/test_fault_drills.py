@@ -6,20 +6,19 @@ Ten seconds is the promise, not a measurement: each rank starts its own clock wh
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.forks import Program
+
 WITHIN = 10.0
 
 # What every living rank of the faulty rank's group says; {r} is the faulty rank.
@@ -46,13 +45,12 @@ FAULTS = {
 class Rank:
     """One process of a drill: what it said, and how long after READY it ended."""
 
-    process: subprocess.Popen
+    process: Program
     lines: list[str] = field(default_factory=list)
     ready: float | None = None
     ended: float | None = None
 
     def read(self) -> None:
-        assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line)
             if line.startswith("READY"):
@@ -62,18 +60,9 @@ class Rank:
 
 
 def launch(fault: str, *, world_size: int, store: Path, groups: bool = False, **environment: str) -> list[Rank]:
-    ranks = []
-    for number in range(world_size):
-        names = {"RANK": str(number), "WORLD_SIZE": str(world_size), "DRILL_STORE": str(store), "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.drills", fault, *(["--groups"] if groups else [])],
-            cwd=ROOT,
-            env={**os.environ, **names, **environment},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        ranks.append(Rank(process))
-    return ranks
+    together = {"WORLD_SIZE": str(world_size), "DRILL_STORE": str(store), **environment}
+    options = ["--groups"] if groups else []
+    return [Rank(Program("tests.drills", fault, *options, RANK=str(rank), **together)) for rank in range(world_size)]
 
 
 def finish(ranks: list[Rank], living: list[int], *, patience: float = 90.0) -> None:
@@ -101,53 +90,56 @@ def check(fault: str, *, world_size: int, store: Path, groups: bool = False) -> 
     for number in living:
         rank, text = ranks[number], "".join(ranks[number].lines)
         assert re.search(FAULTS[fault].format(r=faulty), text), f"rank {number} said:\n{text}"
-        assert rank.process.returncode not in (0, -9), f"rank {number} ended with {rank.process.returncode}:\n{text}"
+        assert rank.process.exitcode not in (0, -9), f"rank {number} ended with {rank.process.exitcode}:\n{text}"
         assert rank.ready is not None
         assert rank.ended is not None
         assert rank.ended - rank.ready < WITHIN, text
 
 
-CASES = [
-    *((fault, 2, False) for fault in FAULTS),
-    ("killed", 4, False),
-    ("other_dtype", 4, False),
-    ("stopped", 4, True),
-]
-
-
-@pytest.fixture(scope="module")
-def drills(request, tmp_path_factory) -> Iterator[dict[tuple, Future]]:
-    """The collected cases, three at a time: a drill mostly waits."""
-    wanted = {item.callspec.params["case"] for item in request.session.items if item.originalname == "test_drill"}
-    with ThreadPoolExecutor(3) as pool:
-        yield {
-            case: pool.submit(
-                check, case[0], world_size=case[1], groups=case[2], store=tmp_path_factory.mktemp("drill") / "store"
-            )
-            for case in CASES
-            if case in wanted
-        }
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}{'-in-groups' if c[2] else ''}")
-def test_drill(case, drills):
-    drills[case].result()
-
-
-def test_a_slow_rank_is_reported_then_given_up(tmp_path):
-    ranks = launch("sleeps", world_size=2, store=tmp_path / "store")
+def check_slow_rank(*, store: Path) -> None:
+    """It is reported, then given up."""
+    ranks = launch("sleeps", world_size=2, store=store)
     finish(ranks, [0, 1])
     texts = ["".join(rank.lines) for rank in ranks]
     assert re.search(r"rank 0 waits for rank 1: last call 1, phase run", texts[0])
     for text in texts:
         assert "rank 1 has not arrived within 12 s (--parallel.stall-timeout)" in text
-    assert all(rank.process.returncode not in (0, -9) for rank in ranks)
+    assert all(rank.process.exitcode not in (0, -9) for rank in ranks)
 
 
-@pytest.mark.parametrize(("fault", "amount"), [("compiles_for_long", "11"), ("holds_the_interpreter", "700000")])
-def test_a_rank_that_compiles_or_holds_the_interpreter_is_no_alarm(fault, amount, tmp_path):
-    ranks = launch(fault, world_size=2, store=tmp_path / "store", DRILL_SECONDS=amount, DRILL_DIGITS=amount)
+def check_no_alarm(fault: str, *, store: Path, **amount: str) -> None:
+    """A rank that compiles, or holds the interpreter, is waited for."""
+    ranks = launch(fault, world_size=2, store=store, **amount)
     finish(ranks, [0, 1])
     for number, rank in enumerate(ranks):
         assert f"DONE {number}" in "".join(rank.lines), "".join(rank.lines)
-        assert rank.process.returncode == 0
+        assert rank.process.exitcode == 0
+
+
+# The longest first: a drill mostly waits, so they run at the same time as the others.
+DRILLS: dict[str, Callable[..., None]] = {
+    "sleeps": check_slow_rank,
+    "compiles_for_long": partial(check_no_alarm, "compiles_for_long", DRILL_SECONDS="11"),
+    "holds_the_interpreter": partial(check_no_alarm, "holds_the_interpreter", DRILL_DIGITS="700000"),
+    **{f"{fault}-2": partial(check, fault, world_size=2) for fault in FAULTS},
+    "killed-4": partial(check, "killed", world_size=4),
+    "other_dtype-4": partial(check, "other_dtype", world_size=4),
+    "stopped-4-in-groups": partial(check, "stopped", world_size=4, groups=True),
+}
+
+
+@pytest.fixture(scope="module")
+def drills(request, tmp_path_factory) -> Iterator[dict[str, Future]]:
+    """The collected drills, four at a time."""
+    wanted = {item.callspec.params["name"] for item in request.session.items if item.originalname == "test_drill"}
+    with ThreadPoolExecutor(4) as pool:
+        yield {
+            name: pool.submit(drill, store=tmp_path_factory.mktemp("drill") / "store")
+            for name, drill in DRILLS.items()
+            if name in wanted
+        }
+
+
+@pytest.mark.parametrize("name", DRILLS)
+def test_drill(name, drills):
+    drills[name].result()

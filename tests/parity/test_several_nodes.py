@@ -14,8 +14,11 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
+from tests.forks import run_program
+
 ROOT = Path(__file__).resolve().parents[2]
 CABLE, HOSTS = "cable", ("10.231.7.1", "10.231.7.2")
+REQUEST = ("--model", "cosmos3-tiny", "--prompt", "a ball", "--parallel.ulysses", "2")
 
 
 def agents(
@@ -23,7 +26,7 @@ def agents(
 ):
     """Start both launchers; they meet in `store`, so no port is chosen here."""
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={address}:{store.port}", "--rdzv-conf=is_host=false"]
-    job = ["-m", "scripts.generate", "--model", "cosmos3-tiny", "--prompt", "a ball", "--parallel.ulysses", "2"]
+    job = ["-m", "scripts.generate", *REQUEST]
     return [
         subprocess.Popen(
             [*prefix[node], sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
@@ -54,13 +57,9 @@ def store() -> dist.TCPStore:
 def test_two_launchers_on_loopback_give_the_bits_of_one(store, tmp_path):
     (document,) = documents(agents(store, "127.0.0.1", tmp_path))
     assert (document["world_size"], document["degree"]) == (2, 2)
-    one = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2",
-         "-m", "scripts.generate", "--model", "cosmos3-tiny", "--prompt", "a ball", "--parallel.ulysses", "2", "--out",
-         str(tmp_path / "one.mp4")],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert json.loads(one.stdout.strip().splitlines()[-1])["latents_sha256"] == document["latents_sha256"]
+    (code, out, err), _ = run_program("scripts.generate", *REQUEST, "--out", str(tmp_path / "one.mp4"), ranks=2)
+    assert code == 0, err
+    assert json.loads(out.strip().splitlines()[-1])["latents_sha256"] == document["latents_sha256"]
 
 
 def run(*command: str) -> None:
