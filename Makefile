@@ -34,11 +34,12 @@ demo: setup
 	    --model cosmos3-pocket --prompt "$(DEMO_PROMPT)" --parallel.ulysses 2 --offload.mode layerwise \
 	    --offload.resident-blocks 2 --out $(DEMO_OUT)
 
-# Two unit tests at a time, one thread each; then those that start ranks. Forked tests come last and alone: they fork a
-# process that has not imported torch.
+# Two tests at a time, one thread each. Those that start ranks go by the file, so that each file's pools and checkpoints
+# are made once, and in order of name: xdist would start files of few tests last, which are the longest ones. Forked
+# tests come last and alone: they fork a process that has not imported torch.
 test: setup lint
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal tests/unit
-	$(RUN) -m pytest tests/parity
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/parity
 	$(RUN) -m pytest --forked tests/isolated
 
 test-gpu: setup
