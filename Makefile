@@ -34,9 +34,9 @@ demo: setup
 	    --model cosmos3-pocket --prompt "$(DEMO_PROMPT)" --parallel.ulysses 2 --offload.mode layerwise \
 	    --offload.resident-blocks 2 --out $(DEMO_OUT)
 
-# Two tests at a time, one thread each. Those that start ranks go by the file, so that each file's pools and checkpoints
-# are made once, and in order of name: xdist would start files of few tests last, which are the longest ones. Forked
-# tests come last and alone: they fork a process that has not imported torch.
+# Two tests at a time, one thread each. Those that start ranks go by the file, so that what a file's tests share is made
+# once, and in order of name: xdist would start the files of fewest tests last, and long ones are among them. Forked tests
+# come last and alone: they fork a process that has not imported torch.
 test: setup lint
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal tests/unit
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/parity
