@@ -19,14 +19,17 @@ def _folder(num_layers: int, seed: int) -> Path:
     return write_cosmos3_tiny(Path(tempfile.mkdtemp(prefix="cosmos3-tiny-")), num_layers=num_layers, seed=seed)
 
 
-def tiny_transformer(*, num_layers: int = 3, seed: int = 0, kv_heads: int = 2) -> Cosmos3OmniTransformer:
-    """The built-in's transformer, or one of its kind with more KV heads, for higher degrees."""
+def tiny_transformer(
+    *, num_layers: int = 3, seed: int = 0, kv_heads: int = 2, **changes: Any
+) -> Cosmos3OmniTransformer:
+    """The built-in's transformer, or one of its kind: with more KV heads, for higher degrees, or other `changes`."""
     folder = _folder(num_layers, seed)
-    if kv_heads != 2:
+    if kv_heads != 2 or changes:
         config = Cosmos3OmniTransformer.load_config(folder, subfolder="transformer")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            transformer = Cosmos3OmniTransformer.from_config({**config, "num_key_value_heads": kv_heads}).eval()
+            changed = {**config, "num_key_value_heads": kv_heads, **changes}
+            transformer = Cosmos3OmniTransformer.from_config(changed).eval()
     else:
         transformer = Cosmos3OmniTransformer.from_pretrained(folder, subfolder="transformer", dtype=torch.float32)
     return transformer.requires_grad_(False)

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_leaves
 
-from models import parallelize
+from models import Handle, parallelize
 from models.tolerance import parity_bound
 from parallel_attn.selection import Selection
+from tests.masked_attention import masked
 from tests.strategies import Recorded, strategy
 
 KINDS = {"dense": 1, "sparse": 1, "switch": 4, "mixed": 4}
@@ -20,7 +22,12 @@ EVERY_STEP_ALIKE = ("dense", "sparse")
 
 
 def forward(transformer: nn.Module, arguments: dict[str, Any]) -> Tensor:
-    return transformer(**arguments, return_dict=False)[0]
+    return outputs_of(transformer, arguments)[0]
+
+
+def outputs_of(transformer: nn.Module, arguments: dict[str, Any]) -> list[Tensor]:
+    """Every tensor a forward returns, in order; Cosmos3 has a list of samples for each modality, or None."""
+    return [x for x in tree_leaves(transformer(**arguments, return_dict=False)) if x is not None]
 
 
 def bound_of(*outputs: Tensor) -> float:
@@ -42,7 +49,7 @@ def assert_parity(
 
     `gathers`: the collectives of a forward beside two per attention. `options` are those of `parallelize`.
     """
-    stock = transformer(**arguments, return_dict=False)
+    stock = outputs_of(transformer, arguments)
     bound = bound_of(*stock)
     for kind in kinds:
         one, whole, _ = _run(transformer, arguments, None, kind, options)
@@ -56,7 +63,7 @@ def assert_parity(
                 assert (got - want).abs().max() <= bound, f"{kind}, step {step}"
         assert bool(whole["selections"]) == (kind != "dense")
         assert_heads_of(whole["selections"], part["selections"], rank=mesh.get_local_rank())
-    again = transformer(**arguments, return_dict=False)
+    again = outputs_of(transformer, arguments)
     assert all(torch.equal(x, y) for x, y in zip(again, stock, strict=True)), "remove() gives the stock model back"
 
 
@@ -89,7 +96,7 @@ def assert_pipeline_parity(
 
 def _run(
     transformer: nn.Module, arguments: dict[str, Any], mesh: DeviceMesh | None, kind: str, options: dict[str, Any]
-) -> tuple[list[tuple[Tensor, ...]], dict[str, Any], int]:
+) -> tuple[list[list[Tensor]], dict[str, Any], int]:
     """Outputs by step, the report with the selections, and the number of collectives."""
     selector = Recorded()
     handle = parallelize(transformer, mesh=mesh, strategy=strategy(kind, selector=selector), **options)
@@ -98,7 +105,7 @@ def _run(
     outputs = []
     with handle.denoising(KINDS[kind]):
         for _ in range(KINDS[kind]):
-            outputs.append(transformer(**arguments, return_dict=False))
+            outputs.append(outputs_of(transformer, arguments))
             handle.advance()
     calls = 0 if group is None else group._get_sequence_number_for_group() - before
     report = handle.report()
@@ -118,3 +125,23 @@ def assert_heads_of(whole: list[Selection], part: list[Selection], *, rank: int)
         for n in range(min(mine.indices.shape[-1], lists.shape[-1])):
             listed = counts > n
             assert torch.equal(mine.indices[..., n][listed], lists[..., n][listed])
+
+
+def assert_masked(handle: Handle, selector: Recorded, run: Callable[[], object]) -> None:
+    """On one rank, every attention call of `run` is fp64 attention under the mask that its selection spells out."""
+    plan, calls = handle.loop.plan, []
+    real = plan.attend
+
+    def attend(layer, q, k, v, prefix):
+        out = real(layer, q, k, v, prefix)
+        calls.append((plan.request, q.clone(), k.clone(), v.clone(), prefix, out.clone()))
+        return out
+
+    selector.seen.clear()
+    plan.attend = attend
+    run()
+    del plan.attend
+    assert calls, "the layers called another attention"
+    for one, (request, *tensors, out) in zip(selector.selections, calls, strict=True):
+        assert bool((one.counts < one.key_blocks).any()), "nothing was dropped"
+        torch.testing.assert_close(out.double(), masked(request, [one], *tensors), rtol=0, atol=3e-6)

@@ -13,6 +13,7 @@ from parallel_attn import AttentionConfig, AttentionPlan, ParallelAttention, Req
 from parallel_attn.mesh import init_ulysses_mesh
 from parallel_attn.selection import BlockGeometry, SubBlock, TopK
 from parallel_attn.strategy import BlockSparse
+from tests.masked_attention import masked
 from tests.parity.test_attention_parity import CASES, tensors
 from tests.strategies import Recorded
 
@@ -21,36 +22,6 @@ GEOMETRY = BlockGeometry(query_rows=16, key_rows=8)
 
 def method(sparsity: float) -> BlockSparse:
     return BlockSparse(selector=Recorded(SubBlock(budget=TopK(sparsity=sparsity), cell_rows=4)), geometry=GEOMETRY)
-
-
-def masked(request: Request, sparse: BlockSparse, q, k, v, prefix) -> torch.Tensor:
-    """fp64 attention under the mask that the recorded selections spell out."""
-    batch, group = q.shape[0], q.shape[2] // k.shape[2]
-    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float64)
-    selections = iter(sparse.selector.selections)
-    single = len(sparse.selector.selections) == 1
-    selection = next(selections)
-    for b in range(batch):
-        nq, nk, np = (f(batch)[b] for f in (request.valid_queries, request.valid_keys, request.prefix_rows))
-        keys, values = k[b, :nk], v[b, :nk]
-        if prefix is not None:
-            keys, values = (torch.cat([x, part[b, :np]]) for x, part in zip((keys, values), prefix, strict=True))
-        if b and not single:
-            selection = next(selections)
-        lists = selection.indices[b if single else 0], selection.counts[b if single else 0]
-        allowed = torch.zeros(q.shape[2], nq, keys.shape[0], dtype=torch.bool)
-        allowed[:, : selection.dense_query_rows] = True
-        for h in range(q.shape[2]):
-            for m in range(lists[1].shape[1]):
-                start = selection.dense_query_rows + m * GEOMETRY.query_rows
-                for block in lists[0][h, m, : lists[1][h, m]].tolist():
-                    rows = slice(block * GEOMETRY.key_rows, (block + 1) * GEOMETRY.key_rows)
-                    allowed[h, start : start + GEOMETRY.query_rows, rows] = True
-        keys, values = (x.double().repeat_interleave(group, 1) for x in (keys, values))
-        scores = torch.einsum("ihd,jhd->hij", q[b, :nq].double(), keys) / q.shape[3] ** 0.5
-        weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
-        out[b, :nq] = torch.einsum("hij,jhd->ihd", weights, values)
-    return out
 
 
 def _check(rank: int, world_size: int, heads: tuple[int, int]) -> None:
@@ -65,7 +36,8 @@ def _check(rank: int, world_size: int, heads: tuple[int, int]) -> None:
         )
         q, k, v, prefix = tensors(request, heads, batch=2, dtype=torch.float32)
         want = ParallelAttention(alone)(q, k, v, prefix=prefix, request=request)
-        torch.testing.assert_close(want.double(), masked(request, one, q, k, v, prefix), rtol=0, atol=3e-6)
+        under_the_mask = masked(request, one.selector.selections, q, k, v, prefix)
+        torch.testing.assert_close(want.double(), under_the_mask, rtol=0, atol=3e-6)
         mine, mine_k = (local_rows(n, degree=world_size, rank=rank) for n in (request.rows, request.physical_key_rows))
         got = ParallelAttention(together)(q[:, mine], k[:, mine_k], v[:, mine_k], prefix=prefix, request=request)
         assert torch.equal(got, want[:, mine]), f"{name}, rank {rank}"

@@ -14,7 +14,7 @@ from parallel_attn.backends import DENSE_BACKENDS
 from parallel_attn.selection import HeadTopK
 from parallel_attn.strategy import Decay
 from tests.cosmos3_inputs import forward_arguments, generate, pipeline, tiny_transformer
-from tests.parity.test_sparse_parity import masked
+from tests.model_parity import assert_masked
 from tests.strategies import Recorded, SubBlock, TopK, expected, strategy
 
 SIZE = dict(height=128, width=128)  # 48 generation rows: three query blocks
@@ -119,26 +119,11 @@ def test_sparsity_zero_is_dense():
 
 
 def test_one_step_equals_attention_under_the_selected_mask():
-    transformer, selector = tiny_transformer(), Recorded(SubBlock(budget=TopK(sparsity=0.6), cell_rows=4))
-    method = strategy("sparse", selector=selector).presets["sparse"]
-    handle = parallelize(transformer, strategy=method)
-    plan, calls = handle.loop.plan, []
-    real = plan.attend
-
-    def attend(layer, q, k, v, prefix):
-        out = real(layer, q, k, v, prefix)
-        calls.append((plan.request, q.clone(), k.clone(), v.clone(), prefix, out.clone()))
-        return out
-
-    plan.attend = attend
-    transformer(**forward_arguments(transformer, text=7, grid=(3, 5, 5)))
-    assert len(calls) == len(selector.seen) == 3, "the text tower selects nothing"
-    seen = list(selector.seen)
-    for one, (request, *tensors, out) in zip(seen, calls, strict=True):
-        selector.seen[:] = [one]
-        torch.testing.assert_close(out.double(), masked(request, method, *tensors), rtol=0, atol=3e-6)
-        assert one[2].key_rows == 75 + 7
-        assert bool((one[2].counts < one[2].key_blocks).any())
+    transformer, selector = tiny_transformer(), Recorded()
+    handle = parallelize(transformer, strategy=strategy("sparse", selector=selector).presets["sparse"])
+    arguments = forward_arguments(transformer, text=7, grid=(3, 5, 5))
+    assert_masked(handle, selector, lambda: transformer(**arguments))
+    assert [selection.key_rows for selection in selector.selections] == [75 + 7] * 3, "the text tower selects nothing"
 
 
 def test_a_forward_outside_the_steps_raises_before_anything_runs():
