@@ -100,17 +100,17 @@ class Cosmos3Seams:
         self._rows, text_rows = gen.shape[0], und.shape[0]
         prefix = KVPrefix(rows=text_rows, kind="replicated") if text_rows else None
         kept = None if self._text is None else self._text.prefix
+        # The video rows come first, then sound and action, which stay where they are.
+        self._order.begin(self._grids, rows=self._rows, device=gen.device)
         rows = self.loop.plan.begin(
-            Request(rows=self._rows, prefix=prefix), kept_prefix=kept, dtype=str(gen.dtype), grids=str(self._grids)
+            Request(rows=self._rows, prefix=prefix), kept_prefix=kept, dtype=str(gen.dtype), grids=self._order.grids
         )
         if kept is not None and kept.complete:
             und, cos_und, sin_und = (x.new_empty(0, *x.shape[1:]) for x in (und, cos_und, sin_und))
         else:
             und, cos_und, sin_und = (x.clone() for x in (und, cos_und, sin_und))
-        # The video rows come first, then sound and action, which stay where they are.
-        self._order.begin(self._grids, rows=self._rows, device=gen.device)
         gen, cos_gen, sin_gen = (self._order.enter(x, rows) for x in (gen, cos_gen, sin_gen))
-        if self.loop.compiled:
+        if self.loop.compiled and not torch.compiler.is_compiling():  # a graph of the whole model may not
             # Equal sizes share a symbol in a first trace (text rows as many as generation rows, or as channels), and
             # the next request would recompile; a dim marked dynamic gets a symbol of its own.
             for x in (und, gen, cos_und, sin_und, cos_gen, sin_gen):
@@ -146,6 +146,7 @@ class Cosmos3Seams:
             "texts_kept": len(self.texts),
             "text_forwards_reused": self.texts.reused,
             "text": self.texts.why_not,
+            "token_order": self._order.name,
         }
 
 

@@ -25,6 +25,7 @@ from .loop import Loop
 from .plan import GenerationDefaults, ModelPlan, Sizes, equal_heads
 from .processor import ParallelProcessor
 from .seams import RowSeams
+from .token_order import Grid
 
 STREAMS = {"video_indices": "hidden_states", "audio_indices": "audio_hidden_states", "text_indices": None}
 """Places of a stream's rows -> the argument with these rows; the text is cut after the refiner instead."""
@@ -109,18 +110,23 @@ class MiniMaxH3Seams(RowSeams):
 
     def begin(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `Seams.begin`."""
-        places = {name: arguments[name] for name in STREAMS}
-        axis, rows = self.loop.plan.axis, arguments["position_ids"].shape[0]
+        axis, positions = self.loop.plan.axis, arguments["position_ids"]
+        rows = positions.shape[0]
+        first = _generated_from(arguments) if self.order.asked or self._protect else 0
+        if self.order.asked:
+            grid = raster_grid(positions[first:].cpu())
+            self.order.begin([grid] if grid else [], rows=rows, first=first, device=positions.device)
+        places = {name: self.order.places(arguments[name]) for name in STREAMS}
         self._shards = shard_streams(places, rows=rows, degree=axis.degree)
         self.start(
-            Request(rows=rows, prefix=self._prefix(places)),
+            Request(rows=rows, prefix=KVPrefix(rows=first, kind="packed") if self._protect else None),
             arguments["hidden_states"],
             dtype=str(self.loop.transformer.context_embedder.weight.dtype),  # inputs of any dtype are cast to it
             rows_by_stream=[shard.sizes for shard in self._shards.values()],
         )
-        # Views suffice: no compiled block sees these, only what the forward computes from them.
         mine: dict[str, Any] = {
-            name: arguments[name][self.mine] for name in ("timestep_indices", "token_tags", "position_ids")
+            name: self.order.enter(arguments[name], self.mine)
+            for name in ("timestep_indices", "token_tags", "position_ids")
         }
         for name, stream in STREAMS.items():
             local = self._shards[name].local(axis.rank)
@@ -149,7 +155,7 @@ class MiniMaxH3Seams(RowSeams):
 
     def report(self) -> dict[str, Any]:
         """See `Seams.report`."""
-        return {"conditions": "protected" if self._protect else "may be pruned"}
+        return {**super().report(), "conditions": "protected" if self._protect else "may be pruned"}
 
     def _whole_text(self, text: Tensor) -> tuple[tuple[Tensor], dict[str, Any]]:
         return (self.own(text),), {}
@@ -160,12 +166,33 @@ class MiniMaxH3Seams(RowSeams):
     inputs: ClassVar = {"token_refiner": _whole_text}
     outputs: ClassVar = {"token_refiner": _cut_text}
 
-    def _prefix(self, places: Mapping[str, Tensor]) -> KVPrefix | None:
-        """In every layout diffusers builds, the generated video is what follows the last row of audio (or text)."""
-        if not self._protect:
-            return None
-        last = torch.cat([places["text_indices"], places["audio_indices"]]).max()
-        return KVPrefix(rows=int(last) + 1, kind="packed")
+
+def _generated_from(arguments: Mapping[str, Any]) -> int:
+    """In every layout diffusers builds, the generated video is what follows the last row of audio (or text).
+
+    Keyframes and references, which are video rows too, come before; they are conditions, not generated. The host waits
+    for the device here.
+    """
+    return int(torch.cat([arguments["text_indices"], arguments["audio_indices"]]).max()) + 1
+
+
+def raster_grid(positions: Tensor) -> Grid | None:
+    """The grid whose (time, height, width) coordinates [n, 3] these are, in raster order; None if there is none."""
+    rows = len(positions)
+    times = 1 + _changes(positions[:, 0])
+    heights = 1 + _changes(positions[: rows // times, 1])
+    grid = times, heights, rows // (times * heights)
+    if rows == 0 or math.prod(grid) != rows:
+        return None
+    time, height, width = positions.view(*grid, 3).unbind(-1)
+    walked = torch.equal(time, time[:, :1, :1].expand(grid))
+    walked &= torch.equal(height, height[:1, :, :1].expand(grid))
+    walked &= torch.equal(width, width[:1, :1].expand(grid))
+    return grid if walked else None
+
+
+def _changes(x: Tensor) -> int:
+    return int((x[1:] != x[:-1]).sum())
 
 
 def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> int:
@@ -188,6 +215,7 @@ MINIMAX_H3 = ModelPlan(
     layers="transformer_blocks",
     attention="attn",
     heads=equal_heads,
+    token_orders=("raster", "serpentine"),
     processor=MiniMaxH3Processor,
     seams=MiniMaxH3Seams,
     options=("protect_conditions",),

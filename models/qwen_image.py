@@ -18,6 +18,7 @@ from parallel_attn.errors import refuse, require
 from .plan import GenerationDefaults, ModelPlan, Sizes, equal_heads
 from .processor import ParallelProcessor
 from .seams import RowSeams
+from .token_order import Grid
 
 
 class QwenImageProcessor(ParallelProcessor):
@@ -59,13 +60,16 @@ class QwenImageSeams(RowSeams):
         self.shapes, self.padded_length = arguments["img_shapes"], text.shape[1]
         self.valid = _valid_rows(arguments.get("encoder_hidden_states_mask"), text)
         count = len(self.valid)
-        self.start(Request(rows=count + image.shape[1], prefix=KVPrefix(rows=count, kind="packed")), image)
+        rows = count + image.shape[1]
+        self.order.begin(_images(self.shapes), rows=rows, first=count, device=image.device)
+        self.start(Request(rows=rows, prefix=KVPrefix(rows=count, kind="packed")), image)
         self.text = self.valid[self.mine.start : self.mine.stop]
-        first, last = max(self.mine.start - count, 0), max(self.mine.stop - count, 0)
-        changed = {"hidden_states": image[:, first:last], "encoder_hidden_states": text[:, self.text]}
+        changed = {"hidden_states": self.cut(image, first=count), "encoder_hidden_states": text[:, self.text]}
         if arguments.get("controlnet_block_samples") is not None:
-            changed["controlnet_block_samples"] = [x[:, first:last] for x in arguments["controlnet_block_samples"]]
+            samples = arguments["controlnet_block_samples"]
+            changed["controlnet_block_samples"] = [self.cut(x, first=count) for x in samples]
         if self.config.zero_cond_t:  # the model modulates rows of the first image and of the others apart
+            first, last = max(self.mine.start - count, 0), max(self.mine.stop - count, 0)
             ends = [min(max(math.prod(shapes[0]), first), last) for shapes in self.shapes]
             changed["img_shapes"] = [[(1, 1, end - first), (1, 1, last - end)] for end in ends]
         return {**arguments, **changed, "encoder_hidden_states_mask": None}
@@ -93,6 +97,12 @@ def _valid_rows(mask: Tensor | None, text: Tensor) -> list[int]:
     return [row for row, counts in enumerate(samples[0]) if counts]
 
 
+def _images(shapes: list[Any]) -> list[Grid]:
+    """Grids of the first sample's images, or of its one image; diffusers takes those of the others to be the same."""
+    first = shapes[0]
+    return [tuple(image) for image in first] if isinstance(first, list) else [tuple(first)]
+
+
 def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> int:
     return frames * (height // config["patch_size"]) * (width // config["patch_size"])
 
@@ -110,6 +120,7 @@ QWEN_IMAGE = ModelPlan(
     layers="transformer_blocks",
     attention="attn",
     heads=equal_heads,
+    token_orders=("raster", "serpentine"),
     processor=QwenImageProcessor,
     seams=QwenImageSeams,
     sizes=Sizes(

@@ -18,6 +18,7 @@ from parallel_attn import Request
 from parallel_attn.exchange import gather_rows
 
 from .loop import Loop
+from .token_order import TokenOrder
 
 
 class RowSeams:
@@ -35,6 +36,7 @@ class RowSeams:
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.config = loop.transformer.config
+        self.order = TokenOrder(loop.plan)
         self.rows = 0
         self.mine = slice(0)
 
@@ -55,14 +57,18 @@ class RowSeams:
         raise NotImplementedError
 
     def start(self, request: Request, hidden_states: Tensor, **about: Any) -> None:
-        """Run `request`, as all ranks agree, also on what is told `about` it; now `mine` are this rank's rows."""
+        """Run `request`, as all ranks agree, also on what is told `about` it; now `mine` are this rank's rows.
+
+        Where the rows of a grid are to be in another order, `order.begin` comes first.
+        """
         self.rows = request.rows
-        known = {"batch": hidden_states.shape[0], "dtype": str(hidden_states.dtype)}
+        known = {"batch": hidden_states.shape[0], "dtype": str(hidden_states.dtype), "grids": self.order.grids}
         self.mine = self.loop.plan.begin(request, **(known | about))
 
-    def cut(self, x: Tensor, *, dim: int = 1) -> Tensor:
-        """This rank's rows of `x`, as `own` gives them."""
-        return self.own(x.narrow(dim, self.mine.start, self.mine.stop - self.mine.start), dim=dim)
+    def cut(self, x: Tensor, *, dim: int = 1, first: int = 0) -> Tensor:
+        """This rank's rows of `x`, which begins with row `first`, in the stack's order and as `own` gives them."""
+        rows = slice(max(self.mine.start, first), max(self.mine.stop, first))
+        return self._dynamic(self.order.enter(x, rows, dim=dim, first=first), dim)
 
     def own(self, x: Tensor, *, dim: int = 1) -> Tensor:
         """A contiguous copy of `x` whose size of `dim`, to the compiler, is a number of its own.
@@ -70,14 +76,17 @@ class RowSeams:
         For what enters the stack. Of a view a compiled layer would guard the base, and equal sizes share a symbol in
         a first trace (text rows as many as image rows): either way a later forward would recompile.
         """
-        x = x.clone(memory_format=torch.contiguous_format)
+        return self._dynamic(x.clone(memory_format=torch.contiguous_format), dim)
+
+    def _dynamic(self, x: Tensor, dim: int) -> Tensor:
         if self.loop.compiled and not torch.compiler.is_compiling():  # a graph of the whole model may not
             torch._dynamo.maybe_mark_dynamic(x, dim)
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """All rows [B, S, C], on every rank, of shards [B, s, C]."""
-        return gather_rows(x.transpose(0, 1), rows=self.rows, axis=self.loop.plan.axis).transpose(0, 1)
+        """All rows [B, S, C] in the model's own order, on every rank, of shards [B, s, C]."""
+        rows = gather_rows(x.transpose(0, 1), rows=self.rows, axis=self.loop.plan.axis)
+        return self.order.leave(rows).transpose(0, 1)
 
     def finish(self, output: Any) -> Any:
         """See `Seams.finish`."""
@@ -88,7 +97,7 @@ class RowSeams:
 
     def report(self) -> dict[str, Any]:
         """See `Seams.report`."""
-        return {}
+        return {"token_order": self.order.name}
 
 
 def _input_hook(change: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """The order of video tokens while they are in a model's stack: raster, or the strategy's serpentine.
 
-Attention does not depend on the order of its rows, so a permutation at the stack's entry, of tokens and rotary tables
-alike, is undone exactly at its exit. What it changes is which tokens share a block.
+Attention does not depend on the order of its rows, so a permutation at the stack's entry, of everything that has a row
+per token alike, is undone exactly at its exit. What it changes is which tokens share a block.
 """
 
 from __future__ import annotations
@@ -15,36 +15,57 @@ from parallel_attn import AttentionPlan
 from parallel_attn.selection import inverse_order, serpentine_order
 
 Grid = tuple[int, int, int]
+"""Tokens of one video or image in time, height and width."""
 
 
 class TokenOrder:
     """The order of one request's rows, made when its grids or its device change."""
 
     def __init__(self, plan: AttentionPlan) -> None:
-        self._serpentine = plan.methods.strategy.token_order == "serpentine"
+        self.asked = plan.methods.strategy.token_order == "serpentine"
+        """Whether the strategy wants another order than the model's own."""
+        self.grids = ""
+        """What the request's grids are and where they begin, for the ranks to agree on."""
         self._key: tuple | None = None
         self._entry: Tensor | None = None
         self._exit: Tensor | None = None
 
+    @property
+    def name(self) -> str:
+        """The order in force: "raster" also where the request has no grid."""
+        return "raster" if self._entry is None else "serpentine"
+
     def begin(self, grids: Sequence[Grid], *, rows: int, first: int = 0, device: torch.device) -> None:
-        """A forward with `rows` rows; those of the (time, height, width) grids follow each other from row `first`."""
-        if not self._serpentine:
-            return
+        """A forward with `rows` rows; those of the grids follow each other from row `first`, all others stay."""
+        self.grids = f"{list(grids)} from row {first}"
         key = (tuple(grids), rows, first, device)
-        if key == self._key:
+        if not self.asked or key == self._key:
+            return
+        self._key, self._entry, self._exit = key, None, None
+        if not grids:
             return
         order, start = torch.arange(rows), first
         for grid in grids:
             part = serpentine_order(grid) + start
             order[start : start + len(part)] = part
             start += len(part)
-        self._key, self._entry = key, order.to(device)
+        self._entry = order.to(device)
         self._exit = inverse_order(self._entry)
 
-    def enter(self, x: Tensor, rows: slice) -> Tensor:
-        """`rows` of x [S, ...] in the stack's order, as a tensor of their own."""
-        return x[rows].clone() if self._entry is None else x.index_select(0, self._entry[rows])
+    def enter(self, x: Tensor, rows: slice, *, dim: int = 0, first: int = 0) -> Tensor:
+        """`rows` of the stack, from x, which holds on `dim` those from `first` on in the model's own order.
 
-    def leave(self, x: Tensor) -> Tensor:
-        """All rows of x [S, ...] in the model's own order."""
-        return x if self._exit is None else x.index_select(0, self._exit)
+        A contiguous tensor of its own.
+        """
+        if self._entry is None:
+            x = x.narrow(dim, rows.start - first, rows.stop - rows.start)
+            return x.clone(memory_format=torch.contiguous_format)
+        return x.index_select(dim, self._entry[rows] - first)
+
+    def leave(self, x: Tensor, *, dim: int = 0) -> Tensor:
+        """All rows of x, on `dim`, in the model's own order."""
+        return x if self._exit is None else x.index_select(dim, self._exit)
+
+    def places(self, own: Tensor) -> Tensor:
+        """Where rows stand in the stack, by their places in the model's own order: int64, any shape."""
+        return own if self._exit is None else self._exit[own]

@@ -58,7 +58,11 @@ class WanSeams(RowSeams):
     def begin(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `Seams.begin`."""
         video = arguments["hidden_states"]
-        rows = math.prod(size // patch for size, patch in zip(video.shape[2:], self.config.patch_size, strict=True))
+        frames, height, width = (
+            size // patch for size, patch in zip(video.shape[2:], self.config.patch_size, strict=True)
+        )
+        rows = frames * height * width
+        self.order.begin([(frames, height, width)], rows=rows, device=video.device)
         self.start(Request(rows=rows), video)
         return arguments
 
@@ -88,6 +92,7 @@ WAN = ModelPlan(
     layers="blocks",
     attention="attn1",
     heads=equal_heads,
+    token_orders=("raster", "serpentine"),
     processor=WanProcessor,
     seams=WanSeams,
     sizes=Sizes(

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -62,6 +63,7 @@ class AttentionPlan:
         self.id = register_plan(self)
         self._number = 0 if self.liveness is None else self.liveness.number_plan()
 
+    @torch.compiler.disable  # in a graph of the whole model the operator would run before this had any effect
     def begin(self, request: Request, *, kept_prefix: KeptPrefix | None = None, **about: Any) -> slice:
         """Make `request` the one being run, once every rank agrees that it is; returns this rank's global rows.
 

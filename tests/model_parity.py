@@ -43,6 +43,7 @@ def assert_parity(
     *,
     kinds: Iterable[str] = EVERY_STEP_ALIKE,
     gathers: int = 1,
+    token_order: str = "raster",
     **options: Any,
 ) -> None:
     """Every kind gives the numbers and keeps the blocks of one rank; a dense step gives those of stock diffusers.
@@ -52,8 +53,8 @@ def assert_parity(
     stock = outputs_of(transformer, arguments)
     bound = bound_of(*stock)
     for kind in kinds:
-        one, whole, _ = _run(transformer, arguments, None, kind, options)
-        many, part, calls = _run(transformer, arguments, mesh, kind, options)
+        one, whole, _ = _run(transformer, arguments, None, kind, token_order, options)
+        many, part, calls = _run(transformer, arguments, mesh, kind, token_order, options)
         layers = len(whole["planned"][0])
         assert calls == (KINDS[kind] * (2 * layers + gathers) if mesh.size() > 1 else 0), kind
         for step, planned in enumerate(whole["planned"]):
@@ -95,11 +96,17 @@ def assert_pipeline_parity(
 
 
 def _run(
-    transformer: nn.Module, arguments: dict[str, Any], mesh: DeviceMesh | None, kind: str, options: dict[str, Any]
+    transformer: nn.Module,
+    arguments: dict[str, Any],
+    mesh: DeviceMesh | None,
+    kind: str,
+    token_order: str,
+    options: dict[str, Any],
 ) -> tuple[list[list[Tensor]], dict[str, Any], int]:
     """Outputs by step, the report with the selections, and the number of collectives."""
     selector = Recorded()
-    handle = parallelize(transformer, mesh=mesh, strategy=strategy(kind, selector=selector), **options)
+    asked = strategy(kind, selector=selector, token_order=token_order)
+    handle = parallelize(transformer, mesh=mesh, strategy=asked, **options)
     group = handle.loop.plan.axis.group
     before = 0 if group is None else group._get_sequence_number_for_group()
     outputs = []

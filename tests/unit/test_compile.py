@@ -9,9 +9,10 @@ import torch
 from torch._dynamo.utils import counters
 
 from models import parallelize
-from parallel_attn import AttentionPlan, KVPrefix, ParallelAttention, Request
+from parallel_attn import AttentionPlan, KVPrefix, ParallelAttention, Request, Strategy
 from parallel_attn.selection import BlockGeometry, SubBlock, TopK
 from parallel_attn.strategy import BlockSparse
+from tests import wan_inputs
 from tests.cosmos3_inputs import forward_arguments, tiny_transformer
 
 REQUESTS = [(7, (3, 2, 2)), (9, (2, 4, 6)), (5, (3, 3, 6)), (11, (1, 5, 7))]  # text rows, patch grid
@@ -69,6 +70,14 @@ def test_inductor_gives_the_eager_result():
     for request, want in zip(REQUESTS[:2], eager, strict=True):
         torch.testing.assert_close(run(transformer, handle, *request), want, rtol=0, atol=5e-6)
     assert graphs() == 2
+
+
+def test_a_model_compiled_as_a_whole_gives_the_eager_result():
+    transformer, arguments = wan_inputs.tiny_transformer(num_layers=1), wan_inputs.forward_arguments()
+    parallelize(transformer, strategy=Strategy(token_order="serpentine"))
+    eager = transformer(**arguments).sample
+    compiled = torch.compile(transformer, backend="eager")
+    torch.testing.assert_close(compiled(**arguments).sample, eager, rtol=0, atol=5e-6)
 
 
 def test_the_operators_pass_opcheck():
