@@ -43,9 +43,9 @@ def parallelize(
     "ulysses" (`init_ulysses_mesh`); None is degree 1. `strategy`: the attention method by step and layer, or a recipe's
     name or file; None takes the one in a pipeline's checkpoint folder, if there is one, and "off" does not.
     `model_plan`: describes a transformer class that this library has no plan for. A pipeline's scheduler tells the
-    steps; with a bare transformer, `handle.denoising(total)` does. A pipeline's second transformer (Wan 2.2) shares the
-    state of the first: one clock, one strategy. Every rank calls this with the same arguments. Raises
-    `UnsupportedError` with all reasons, or ValueError, changing nothing.
+    steps; with a bare transformer, `handle.denoising(total)` does. A pipeline's second transformer (Wan 2.2, and
+    MiniMax-H3's for references) shares the state of the first: one clock, one strategy, one record. Every rank calls
+    this with the same arguments. Raises `UnsupportedError` with all reasons, or ValueError, changing nothing.
 
     Options of one model alone: `keep_text` (Cosmos3): reuse the text K/V over steps; None decides, True insists.
     `protect_conditions` (MiniMax-H3): no selection drops text, conditions and audio, whose own rows stay dense.
@@ -76,8 +76,11 @@ def parallelize(
 
 
 def _transformers(pipeline: Any) -> list[nn.Module]:
-    """The transformer of a pipeline, or both: Wan 2.2 has one for high noise and one for low, and may lack either."""
-    named = [getattr(pipeline, name, None) for name in ("transformer", "transformer_2")]
+    """The transformer of a pipeline, or both, where it may lack either.
+
+    Wan 2.2 has one for high noise and one for low, MiniMax-H3 one for videos after references and one for all others.
+    """
+    named = [getattr(pipeline, name, None) for name in ("transformer", "transformer_2", "transformer_ref")]
     found = [transformer for transformer in named if transformer is not None]
     if not found:
         require(
@@ -119,6 +122,7 @@ def _strategy(asked: Strategy | BlockSparse | str | Path | None, pipeline: Any |
     if isinstance(asked, Strategy | BlockSparse):
         return asked
     source = getattr(getattr(pipeline, "config", None), "_name_or_path", None)
+    source = source or getattr(pipeline, "_pretrained_model_name_or_path", None)  # where a modular pipeline has it
     return policy_of(Path(source) if source else None, recipe=asked).strategy
 
 

@@ -146,7 +146,6 @@ class Cosmos3Seams:
             "texts_kept": len(self.texts),
             "text_forwards_reused": self.texts.reused,
             "text": self.texts.why_not,
-            "token_order": self._order.name,
         }
 
 

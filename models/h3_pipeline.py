@@ -2,21 +2,22 @@
 
 diffusers has no classic pipeline for it. These are its own blocks, of the workflow a request needs, with three
 changes: given text embeddings take the place of the text encoder, a callback runs after each step, and decoding can
-be left out.
+be left out. A checkpoint may hold two transformers, one of them for videos after references; no request runs both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from diffusers import MiniMaxH3Blocks
 from diffusers.configuration_utils import FrozenDict
 from diffusers.modular_pipelines import InputParam, ModularPipeline, ModularPipelineBlocks
 from diffusers.modular_pipelines.minimax_h3.modular_blocks_minimax_h3 import MiniMaxH3DecodeStep
+from diffusers.modular_pipelines.minimax_h3.references import MiniMaxH3Reference
 from torch import Tensor
 
 from .folder import AS_DATA
@@ -24,6 +25,8 @@ from .folder import AS_DATA
 TEXT_COMPONENTS = ("text_encoder", "tokenizer", "processor")
 """What the blocks load to encode a prompt."""
 
+Workflow = Literal["t2va", "fl2va", "ref2va"]
+"""What a video is made from beside the text: nothing, a first frame, or references (images, videos, sounds)."""
 StepCallback = Callable[[Any, int, Tensor, dict[str, Tensor]], dict[str, Tensor]]
 
 
@@ -69,12 +72,12 @@ class MiniMaxH3Pipeline:
         self.modular = modular
 
     @classmethod
-    def from_pretrained(cls, folder: Path, *, dtype: torch.dtype, encode_text: bool, keyframe: bool) -> Self:
-        """Load what the request needs: with `encode_text` the text encoder, with `keyframe` a first frame's encoders.
+    def from_pretrained(cls, folder: Path, *, dtype: torch.dtype, encode_text: bool, workflow: Workflow) -> Self:
+        """Load what `workflow` needs, one transformer among it, and with `encode_text` the text encoder.
 
         Raises ValueError for a component that the folder does not hold.
         """
-        blocks = MiniMaxH3Blocks().get_workflow("fl2va" if keyframe else "t2va")
+        blocks = MiniMaxH3Blocks().get_workflow(workflow)
         parts = blocks.sub_blocks
         if not encode_text:
             del parts["text_encoder"]
@@ -92,8 +95,12 @@ class MiniMaxH3Pipeline:
 
     @property
     def transformer(self) -> Any:
-        """The `MiniMaxH3Transformer3DModel`."""
-        return self.modular.transformer
+        """The `MiniMaxH3Transformer3DModel` of the workflow."""
+        return self.modular.transformer_ref if self._takes_references else self.modular.transformer
+
+    @property
+    def _takes_references(self) -> bool:
+        return "transformer_ref" in self.modular.components
 
     @property
     def config(self) -> FrozenDict:
@@ -131,13 +138,18 @@ class MiniMaxH3Pipeline:
         prompt_embeds: Tensor | None = None,
         text_token_tags: Tensor | None = None,
         image: Any = None,
+        references: Sequence[MiniMaxH3Reference] | None = None,
         output_type: str = "pil",
         callback_on_step_end: StepCallback | None = None,
     ) -> Generated:
         """Generate one clip of `num_inference_steps` denoising iterations.
 
         Text: `prompt`, or prompt_embeds [1, L, C] with the modality tag of every row [L]; all are text by default.
+        `image` belongs to the workflow fl2va, `references` (at least one, not only sounds) to ref2va; ValueError
+        without them there, or with them elsewhere.
         """
+        if (references is not None) != self._takes_references:
+            raise ValueError("references belong to the workflow ref2va, which needs them, and to no other")
         text: dict[str, Any] = {"prompt": prompt}
         if prompt_embeds is not None:
             rows, tag = prompt_embeds.shape[1], self.modular.text_tag
@@ -146,6 +158,7 @@ class MiniMaxH3Pipeline:
         state = self.modular(
             **text,
             **({} if image is None else {"image": image}),
+            **({} if references is None else {"references": list(references)}),
             num_frames=num_frames,
             height=height,
             width=width,

@@ -23,7 +23,7 @@ class Handle:
 
     @property
     def transformers(self) -> list[nn.Module]:
-        """Every parallelized transformer: two of a pipeline that has two (Wan 2.2)."""
+        """Every parallelized transformer: two of a pipeline that has two (Wan 2.2, MiniMax-H3)."""
         return [loop.transformer for _, loop, _ in self._parts]
 
     @property
@@ -69,10 +69,15 @@ class Handle:
         """What ran in the last request, ready for JSON.
 
         degree, backends and their reasons; by step and layer: dispatch (paths), kept (share of KV blocks, None where
-        dense), planned (presets); differences: sentences on what did not run as planned. Waits for the device.
+        dense), planned (presets); token_order of the last forward; differences: sentences on what did not run as
+        planned. Waits for the device.
         """
         plan = self.loop.plan
         planned = plan.methods.planned()
+        differences = plan.record.differences(planned)
+        asked, ran = plan.methods.strategy.token_order, plan.record.token_order
+        if asked != ran and plan.record.calls:
+            differences.append(f"token order: planned {asked}, ran {ran}: the request has no grid of tokens")
         return {
             "model": self.spec.name,
             "degree": plan.axis.degree,
@@ -81,7 +86,8 @@ class Handle:
             "dispatch": plan.record.dispatch(),
             "kept": plan.record.kept_table(),
             "planned": [list(row) for row in planned.rows],
-            "differences": plan.record.differences(planned),
+            "token_order": ran,
+            "differences": differences,
             **self.seams.report(),
         }
 

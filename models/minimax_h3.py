@@ -155,7 +155,7 @@ class MiniMaxH3Seams(RowSeams):
 
     def report(self) -> dict[str, Any]:
         """See `Seams.report`."""
-        return {**super().report(), "conditions": "protected" if self._protect else "may be pruned"}
+        return {"conditions": "protected" if self._protect else "may be pruned"}
 
     def _whole_text(self, text: Tensor) -> tuple[tuple[Tensor], dict[str, Any]]:
         return (self.own(text),), {}

@@ -97,7 +97,7 @@ class RowSeams:
 
     def report(self) -> dict[str, Any]:
         """See `Seams.report`."""
-        return {"token_order": self.order.name}
+        return {}
 
 
 def _input_hook(change: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]) -> Callable[..., Any]:

@@ -63,11 +63,12 @@ _AUDIO_VAE: dict[str, Any] = dict(
 )
 
 
-def write_h3_tiny(folder: Path, *, seed: int = 0) -> Path:
+def write_h3_tiny(folder: Path, *, seed: int = 0, references: bool = False) -> Path:
     """Write the tiny checkpoint into `folder`, which is made if needed, and return `folder`.
 
-    The transformer has 3 blocks, 1 refiner block and 8 heads of 32. The same seed gives the same bytes, and the
-    caller's random state stays as it was.
+    The transformer has 3 blocks, 1 refiner block and 8 heads of 32; with `references` there is a second one, for videos
+    after references, as in the released checkpoint. The same seed gives the same bytes, and the caller's random state
+    stays as it was.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -78,7 +79,12 @@ def write_h3_tiny(folder: Path, *, seed: int = 0) -> Path:
             "scheduler": MiniMaxH3Scheduler(shift=12.0),
             "audio_scheduler": MiniMaxH3Scheduler(shift=3.0),
         }
-    pipeline = MiniMaxH3Blocks().get_workflow("t2va").init_pipeline()
+        if references:
+            components["transformer_ref"] = MiniMaxH3Transformer3DModel(**TRANSFORMER)
+    blocks = MiniMaxH3Blocks()
+    pipeline = (blocks if references else blocks.get_workflow("t2va")).init_pipeline()
+    if references:
+        pipeline.update_components(reference_image_short_edge=64)  # images are enlarged to 2048 pixels otherwise
     pipeline.update_components(**components)
     pipeline.save_pretrained(str(folder), overwrite_modular_index=True)
     return folder

@@ -26,31 +26,24 @@ class TokenOrder:
         """Whether the strategy wants another order than the model's own."""
         self.grids = ""
         """What the request's grids are and where they begin, for the ranks to agree on."""
+        self._record = plan.record
         self._key: tuple | None = None
         self._entry: Tensor | None = None
         self._exit: Tensor | None = None
 
-    @property
-    def name(self) -> str:
-        """The order in force: "raster" also where the request has no grid."""
-        return "raster" if self._entry is None else "serpentine"
-
     def begin(self, grids: Sequence[Grid], *, rows: int, first: int = 0, device: torch.device) -> None:
-        """A forward with `rows` rows; those of the grids follow each other from row `first`, all others stay."""
+        """A forward with `rows` rows; those of the grids follow each other from row `first`, all others stay.
+
+        Without a grid the rows stay as they are, and the record says so.
+        """
         self.grids = f"{list(grids)} from row {first}"
         key = (tuple(grids), rows, first, device)
-        if not self.asked or key == self._key:
-            return
-        self._key, self._entry, self._exit = key, None, None
-        if not grids:
-            return
-        order, start = torch.arange(rows), first
-        for grid in grids:
-            part = serpentine_order(grid) + start
-            order[start : start + len(part)] = part
-            start += len(part)
-        self._entry = order.to(device)
-        self._exit = inverse_order(self._entry)
+        if self.asked and key != self._key:
+            self._key, self._entry, self._exit = key, None, None
+            if grids:
+                self._entry = _serpentine(grids, rows=rows, first=first).to(device)
+                self._exit = inverse_order(self._entry)
+        self._record.token_order = "raster" if self._entry is None else "serpentine"
 
     def enter(self, x: Tensor, rows: slice, *, dim: int = 0, first: int = 0) -> Tensor:
         """`rows` of the stack, from x, which holds on `dim` those from `first` on in the model's own order.
@@ -69,3 +62,12 @@ class TokenOrder:
     def places(self, own: Tensor) -> Tensor:
         """Where rows stand in the stack, by their places in the model's own order: int64, any shape."""
         return own if self._exit is None else self._exit[own]
+
+
+def _serpentine(grids: Sequence[Grid], *, rows: int, first: int) -> Tensor:
+    order, start = torch.arange(rows), first
+    for grid in grids:
+        part = serpentine_order(grid) + start
+        order[start : start + len(part)] = part
+        start += len(part)
+    return order

@@ -19,6 +19,8 @@ class ExecutionRecord:
     def __init__(self) -> None:
         self.calls: Counter[tuple[int | None, int, str]] = Counter()
         self.picks: dict[str, str] = {}
+        self.token_order = "raster"
+        """The order that the video tokens of the last forward stood in."""
         self._kept: dict[tuple[int | None, int], tuple[float | Tensor, int]] = {}
 
     def clear(self) -> None:

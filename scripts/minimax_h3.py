@@ -55,9 +55,8 @@ def check(settings: Settings, folder: Path) -> None:
 def load(folder: Path, settings: Settings) -> MiniMaxH3Pipeline:
     """The pipeline with what the request needs, on the CPU."""
     encode = settings.prompt_embeds is None and settings.model != "h3-tiny"
-    return MiniMaxH3Pipeline.from_pretrained(
-        folder, dtype=settings.torch_dtype, encode_text=encode, keyframe=settings.image is not None
-    )
+    workflow = "t2va" if settings.image is None else "fl2va"
+    return MiniMaxH3Pipeline.from_pretrained(folder, dtype=settings.torch_dtype, encode_text=encode, workflow=workflow)
 
 
 def request(settings: Settings) -> dict[str, Any]:

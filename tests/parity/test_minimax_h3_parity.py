@@ -79,7 +79,7 @@ def test_down_to_fewer_rows_than_ranks(ranks):
 
 
 def _pipeline(rank: int, world_size: int, folder: str) -> dict:
-    pipe = MiniMaxH3Pipeline.from_pretrained(folder, dtype=torch.float32, encode_text=False, keyframe=False)
+    pipe = MiniMaxH3Pipeline.from_pretrained(folder, dtype=torch.float32, encode_text=False, workflow="t2va")
     pipe.set_progress_bar_config(disable=True)
     embeds = byte_embeddings("a red ball", channels=16)
 

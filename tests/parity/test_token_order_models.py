@@ -166,6 +166,11 @@ def test_a_video_in_another_order_than_its_grid_stays_as_it_is():
     handle = parallelize(transformer, strategy=strategy("dense", token_order="serpentine"))
     for got, want in zip(outputs_of(transformer, arguments), stock, strict=True):
         assert (got - want).abs().max() <= bound_of(*stock)
-    assert handle.report()["token_order"] == "raster"
+    report = handle.report()
+    assert report["token_order"] == "raster"
+    assert report["differences"] == [
+        "token order: planned serpentine, ran raster: the request has no grid of tokens",
+    ]
     transformer(**h3_arguments())
-    assert handle.report()["token_order"] == "serpentine", "the next request has a grid"
+    report = handle.report()
+    assert (report["token_order"], report["differences"]) == ("serpentine", []), "the next request has a grid"

@@ -28,7 +28,7 @@ def one_thread():
 @pytest.fixture(scope="module")
 def h3_pipeline(tmp_path_factory):
     folder = write_h3_tiny(tmp_path_factory.mktemp("h3"))
-    return MiniMaxH3Pipeline.from_pretrained(folder, dtype=torch.float32, encode_text=False, keyframe=False)
+    return MiniMaxH3Pipeline.from_pretrained(folder, dtype=torch.float32, encode_text=False, workflow="t2va")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())

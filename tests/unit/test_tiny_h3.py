@@ -56,13 +56,13 @@ def test_each_byte_of_a_prompt_is_a_row():
 
 def test_a_pipeline_says_what_the_folder_does_not_hold(folder):
     with pytest.raises(ValueError, match="does not hold processor, text_encoder, tokenizer"):
-        MiniMaxH3Pipeline.from_pretrained(folder, dtype=torch.float32, encode_text=True, keyframe=False)
+        MiniMaxH3Pipeline.from_pretrained(folder, dtype=torch.float32, encode_text=True, workflow="t2va")
 
 
 def test_a_strategy_of_the_folder_is_found_through_the_pipeline(tmp_path):
     write_h3_tiny(tmp_path)
     (tmp_path / CHECKPOINT_FILE).write_text(json.dumps({"version": 1, "dense_tail": 2}))
-    pipe = MiniMaxH3Pipeline.from_pretrained(tmp_path, dtype=torch.float32, encode_text=False, keyframe=False)
+    pipe = MiniMaxH3Pipeline.from_pretrained(tmp_path, dtype=torch.float32, encode_text=False, workflow="t2va")
     assert parallelize(pipe).loop.plan.methods.strategy.dense_tail == 2
 
 
