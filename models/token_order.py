@@ -55,9 +55,9 @@ class TokenOrder:
             return x.clone(memory_format=torch.contiguous_format)
         return x.index_select(dim, self._entry[rows] - first)
 
-    def leave(self, x: Tensor, *, dim: int = 0) -> Tensor:
-        """All rows of x, on `dim`, in the model's own order."""
-        return x if self._exit is None else x.index_select(dim, self._exit)
+    def leave(self, x: Tensor) -> Tensor:
+        """All rows of x [S, ...] in the model's own order."""
+        return x if self._exit is None else x.index_select(0, self._exit)
 
     def places(self, own: Tensor) -> Tensor:
         """Where rows stand in the stack, by their places in the model's own order: int64, any shape."""
