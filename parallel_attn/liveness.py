@@ -27,6 +27,7 @@ from typing import Any
 import torch.distributed as dist
 
 from .agreement import AgreementError, BallotBox, Digest, PeerFailedError
+from .lateness import Lateness, Place, place_of
 from .process_state import own_host, state_of
 from .rendezvous import open_store
 
@@ -48,11 +49,13 @@ class Liveness:
         self.stall_timeout = stall_timeout
         self.phase = "load"
         self.calls_entered = self.calls_done = 0
+        self._exchanges_begun = self._exchanges_ended = 0
         self.failed: str | None = None
         self.left = False
         self.error: AgreementError | None = None
         self._host = own_host()
         self._waiting_since: float | None = None
+        self._late = Lateness()
         self._reported: set[tuple[int, int]] = set()
         self._told: BaseException | None = None
         self._gone: dict[int, float] = {}
@@ -88,8 +91,10 @@ class Liveness:
     def exchanging(self) -> Iterator[None]:
         """A collective of the data group is running."""
         before, self.phase, self._waiting_since = self.phase, "exchange", time.monotonic()
+        self._exchanges_begun += 1
         try:
             yield
+            self._exchanges_ended += 1
         except RuntimeError as error:
             # A transport only knows that a connection broke. Give the watch a moment to see whose fault it was.
             cause = self.cause(patience=2 * GRACE)
@@ -122,7 +127,7 @@ class Liveness:
         self._try_publish()
         if self.rank == self.ranks[0]:
             until = time.monotonic() + GRACE
-            while time.monotonic() < until and not all(self._peer.get(r, {}).get("accuses") for r in self.peers):
+            while time.monotonic() < until and not all(self._peer[r]["accuses"] for r in self.peers):
                 time.sleep(BEAT_EVERY / 5)
 
     def cause(self, *, patience: float = 4 * BEAT_EVERY) -> AgreementError | None:
@@ -140,7 +145,7 @@ class Liveness:
         self._try_publish()
         if self.rank == self.ranks[0]:
             # The store goes with this process: stay until the others have read why, or have left too.
-            others_left = all(self._peer.get(rank, {}).get("left") for rank in self.peers)
+            others_left = all(self._peer[rank]["left"] for rank in self.peers)
             self._end.wait(0 if others_left else 2 * BEAT_EVERY)
         self._end.set()
 
@@ -168,9 +173,10 @@ class Liveness:
 
     def _state(self) -> str:
         state = {
-            "beat": time.monotonic(), "phase": self.phase, "entered": self.calls_entered, "done": self.calls_done,
-            "votes": self._ballots.votes, "pid": os.getpid(), "host": self._host, "failed": self.failed,
-            "left": self.left, "accuses": None if self.error is None else self.error.accusation(),
+            "beat": time.monotonic(), "phase": self.phase, "votes": self._ballots.votes, "done": self.calls_done,
+            "begun": self._exchanges_begun, "ended": self._exchanges_ended, "pid": os.getpid(), "host": self._host,
+            "failed": self.failed, "left": self.left,
+            "accuses": None if self.error is None else self.error.accusation(),
         }  # fmt: skip
         return json.dumps(state)
 
@@ -194,15 +200,16 @@ class Liveness:
     def _hear(self, store: dist.TCPStore) -> None:
         """Take in what the others said last."""
         values = store.multi_get(self._beats)
-        now = self._answered = time.monotonic()
+        now = time.monotonic()
         for rank, value in zip(self.peers, values, strict=True):
             text = value.decode()
             if self._seen.get(rank, ("", 0.0))[0] != text:
                 self._seen[rank], self._peer[rank] = (text, now), json.loads(text)
+        self._answered = now
 
     def _store_lost(self) -> None:
-        host = self.ranks[0]
-        if not self._peer.get(host, {}).get("left") or self._waiting_since is not None:
+        peer = self._peer[host := self.ranks[0]]
+        if not peer["left"] or self._waiting_since is not None or place_of(peer) < self._own():
             self._accuse(PeerFailedError(host, f"is gone, and the control store with it; {self._last(host)}"))
 
     # --- watch -----------------------------------------------------------------------------------------------------
@@ -228,8 +235,7 @@ class Liveness:
             self._accuse(PeerFailedError(*peer["accuses"]))
             return None
         if peer["left"]:
-            needed = self._waiting_since is not None and self._is_behind(peer)
-            return "left before this call" if needed else None
+            return "left before this call" if place_of(peer) < self._own() else None
         state = state_of(peer["pid"], peer["host"])
         if state == "gone":
             # Its last words may still be on the way: they say more than its absence.
@@ -242,31 +248,25 @@ class Liveness:
         return "stopped beating" if silent and state == "unknown" else None
 
     def _watch_waiting(self) -> None:
-        """Report ranks that have not arrived where this one waits, and give up after the stall timeout."""
-        since = self._waiting_since
-        if since is None or time.monotonic() - since < REPORT_AFTER:
-            return
-        late = [rank for rank in self.peers if self._is_behind(self._peer[rank])]
-        for rank in late:
-            if (rank, self._ballots.votes) not in self._reported:
+        """Report ranks that do not arrive where this one is, and give up after the stall timeout."""
+        limit = f"within {self.stall_timeout:g} s (--parallel.stall-timeout)"
+        own, now, peers = self._own(), self._answered, list(self._peer.items())
+        late = {rank: self._late.seconds(rank, place_of(peer), own=own, now=now) for rank, peer in peers}
+        for rank, seconds in late.items():
+            if seconds > REPORT_AFTER and (rank, self._ballots.votes) not in self._reported:
                 self._reported.add((rank, self._ballots.votes))
                 _say(f"rank {self.rank} waits for rank {rank}: {self._last(rank)}")
-        if time.monotonic() - since > self.stall_timeout:
-            limit = f"within {self.stall_timeout:g} s (--parallel.stall-timeout)"
-            if not late:
-                self._accuse(AgreementError(f"every rank arrived, but call {self.calls_entered} did not end {limit}"))
-            for rank in late:
-                if self._peer[rank]["phase"] not in PATIENT:
-                    self._accuse(PeerFailedError(rank, f"has not arrived {limit}; {self._last(rank)}"))
+            if seconds > self.stall_timeout and self._peer[rank]["phase"] not in PATIENT:
+                self._accuse(PeerFailedError(rank, f"has not arrived {limit}; {self._last(rank)}"))
+        since = self._waiting_since
+        if since is not None and now - max(since, self._late.last) > self.stall_timeout:
+            self._accuse(AgreementError(f"every rank arrived, but call {self.calls_entered} did not end {limit}"))
 
-    def _is_behind(self, peer: dict[str, Any]) -> bool:
-        """Whether a peer has not yet come to where this rank is."""
-        return (peer["votes"], peer["entered"]) < (self._ballots.votes, self.calls_entered)
+    def _own(self) -> Place:
+        return self._ballots.votes, self._exchanges_begun
 
     def _last(self, rank: int) -> str:
-        peer = self._peer.get(rank)
-        if peer is None:
-            return "never heard of"
+        peer = self._peer[rank]
         return f"last call {peer['done']}, phase {peer['phase']}, pid {peer['pid']}"
 
     def _accuse(self, error: AgreementError) -> None:
@@ -293,4 +293,4 @@ def every_liveness() -> list[Liveness]:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(f"{text}\n", end="", file=sys.stderr, flush=True)  # in one write: ranks share the stream
