@@ -66,12 +66,18 @@ class DenseCall(Operands):
 
 def operands_of(q: Tensor, k: Tensor, v: Tensor) -> Operands:
     """Those of q [B, Sq, Hq, D] over k [B, Sk, Hkv, D] and v [B, Sk, Hkv, Dv]."""
-    return Operands(
-        device=q.device,
-        dtype=q.dtype,
-        batch=q.shape[0],
-        query_heads=q.shape[2],
-        kv_heads=k.shape[2],
-        head_dim=q.shape[3],
-        value_dim=v.shape[3],
-    )
+    return Operands(**operand_values(q, k, v))
+
+
+def operand_values(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
+    """The same as keywords of a call."""
+    batch, _, query_heads, head_dim = q.shape
+    return {
+        "device": q.device,
+        "dtype": q.dtype,
+        "batch": batch,
+        "query_heads": query_heads,
+        "kv_heads": k.shape[2],
+        "head_dim": head_dim,
+        "value_dim": v.shape[3],
+    }

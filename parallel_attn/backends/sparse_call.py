@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedError, refuse
 from ..selection import BlockGeometry, Selection
-from .call import Operands
+from .call import Operands, operand_values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,31 +47,23 @@ class SparseCall(Operands):
         given = {"q": q, "k": k, "v": v}
         if any(x.dim() != 4 for x in given.values()):
             raise ValueError(f"q, k and v must be [batch, rows, heads, head_dim], got {_shapes(given)}")
-        same = k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]
-        if not same or q.shape[2] % k.shape[2]:
+        batch, query_rows, query_heads, head_dim = q.shape
+        k_batch, key_rows, kv_heads, k_dim = k.shape
+        same = k.shape[:3] == v.shape[:3] and batch == k_batch and head_dim == k_dim
+        if not same or query_heads % kv_heads:
             raise ValueError(f"shapes do not belong together: {_shapes(given)}")
         for name, x in given.items():
             if x.dtype != q.dtype or x.device != q.device:
                 raise ValueError(f"{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}")
             _require_last_stride(name, x)
         lists = (*selection.counts.shape[:2], selection.query_rows - selection.dense_query_rows, selection.key_rows)
-        if lists != (q.shape[0], q.shape[2], q.shape[1], k.shape[1]) or selection.indices.device != q.device:
+        if lists != (batch, query_heads, query_rows, key_rows) or selection.indices.device != q.device:
             raise ValueError(
                 f"the selection is for batch {lists[0]}, {lists[1]} query heads, {lists[2]} sparse query rows and "
                 f"{lists[3]} key rows on {selection.indices.device}, got {_shapes(given)} on {q.device}"
             )
-        return cls(
-            device=q.device,
-            dtype=q.dtype,
-            batch=q.shape[0],
-            query_rows=q.shape[1],
-            key_rows=k.shape[1],
-            query_heads=q.shape[2],
-            kv_heads=k.shape[2],
-            head_dim=q.shape[3],
-            value_dim=v.shape[3],
-            geometry=selection.geometry,
-        )
+        own = operand_values(q, k, v)
+        return cls(**own, query_rows=query_rows, key_rows=key_rows, geometry=selection.geometry)
 
     def check_out(self, out: Tensor | None) -> None:
         """Raise ValueError unless `out` is None or a [B, Sq, Hq, Dv] tensor a kernel can write, of any row strides."""
