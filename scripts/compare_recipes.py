@@ -15,23 +15,19 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from models.builtin import checkpoint_folder
-from models.checkpoint import read_transformer_config
-from parallel_attn.errors import require
+import tyro
 
 from . import launch, media
-from .generate import load
-from .pipelines import pipeline_form
 from .quality.arms import base_attention
 from .quality.calibrate import Calibration, calibrate
+from .quality.clips import ClipOptions, open_clips
 from .quality.experiments import BASE, QUESTIONS, Question, arms, recipe
 from .quality.looking import cells_of, layers_of
-from .quality.prompts import choose_prompts
 from .quality.report import NOT_SAID, density
 from .quality.statistics import compare, summarize
 from .quality.tensors import Loss
@@ -46,26 +42,17 @@ _COMPARED = ("latent_psnr", "psnr", "ssim", "seconds")
 class Options:
     """What to ask."""
 
-    model: str = "cosmos3-pocket"
-    """A built-in name or a folder in the diffusers pipeline format."""
     out: Path
     """The .json file to write."""
     questions: tuple[str, ...] = tuple(question.name for question in QUESTIONS)
     """Which to ask; all when left out."""
-    prompts: int = 4
-    """How many prompts, each with a seed of its own."""
-    prompt_file: Path | None = None
-    """A prompt a line; a list that fits the model when left out."""
-    steps: int | None = None
-    """Denoising iterations; the checkpoint's own when left out."""
-    guidance_scale: float | None = None
-    """Classifier-free guidance."""
-    seed: int = 0
-    """Of the first prompt; the next one has the next seed."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where the model runs."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Of weights and activations."""
+    clips: Annotated[ClipOptions, tyro.conf.arg(name="")] = field(default_factory=partial(ClipOptions, prompts=4))
+    """What every arm generates."""
+
+    def __post_init__(self) -> None:
+        self.asked()
+        if not self.out.parent.is_dir():
+            raise ValueError(f"--out {self.out}: the folder {self.out.parent} does not exist")
 
     def asked(self) -> list[Question]:
         """The questions; ValueError for one that is not known."""
@@ -74,23 +61,11 @@ class Options:
             raise ValueError(f"--questions {', '.join(unknown)} not known; known: {', '.join(known)}")
         return [known[name] for name in self.questions]
 
-    def settings(self) -> Settings:
-        """The same as flags of `generate`."""
-        names = ("model", "steps", "guidance_scale", "seed", "device", "dtype")
-        return Settings(**{name: getattr(self, name) for name in names})
-
 
 def main(options: Options) -> dict[str, Any]:
     """Run every arm of the questions once, then compare."""
-    questions, settings = options.asked(), options.settings()
-    if not options.out.parent.is_dir():
-        raise ValueError(f"--out {options.out}: the folder {options.out.parent} does not exist")
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = checkpoint_folder(options.model, scratch=Path(scratch))
-        require(settings.head_refusals(*read_transformer_config(folder)))
-        prompts = choose_prompts(folder, count=options.prompts, file=options.prompt_file)
-        pipeline = load(folder, pipeline_form(folder), settings)
-    pipeline.set_progress_bar_config(disable=True)
+    questions, settings = options.asked(), options.clips.settings()
+    pipeline, prompts = open_clips(options.clips, settings)
     names = list(dict.fromkeys(name for question in questions for name in question.arms))
     calibration = None
     if {"per head", "top-p"} & set(names):
@@ -100,10 +75,10 @@ def main(options: Options) -> dict[str, Any]:
     results = run(Trial(pipeline=pipeline, settings=settings, recipes=chosen, prompts=prompts, shown=0))
     by_name = {result.arm.name: result for result in results}
     document = {
-        "model": options.model,
+        "model": settings.model,
         "request": asdict(settings.request()),
         "prompts": len(prompts),
-        "device": options.device,
+        "device": settings.device,
         "calibration": calibration and asdict(calibration),
         "arms": {name: _arm(result) for name, result in by_name.items()},
         "questions": {question.name: answer(question, by_name) for question in questions},

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from models.builtin import BUILTIN_NAMES, checkpoint_folder
+from models.folder import read_index
 from models.shapes import SHAPES, ModelShape, shape_of_checkpoint
 from parallel_attn import UnsupportedError, legal_degrees
 from parallel_attn.config import head_refusals
@@ -43,6 +44,7 @@ from . import launch
 from .explain_offload import explain_offload
 from .explain_paths import Arch, attention_paths, path_table
 from .explain_schedule import draw, resolve, schedule_table, source_table
+from .pipelines import FORMS, PipelineForm
 from .settings import Settings
 
 Bytes = dict[str, dict[int, int]]
@@ -71,7 +73,7 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
     """The document, and exit code 2 if it refuses anything."""
     refused = settings.refusals(world_size=None)
     try:
-        shape, policy = look_up(settings)
+        shape, policy, form = look_up(settings)
     except UnsupportedError as error:
         require([*refused, *error.refusals])
         raise
@@ -79,6 +81,7 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
         raise ValueError(f"--link-gb-per-s must be above 0, got {settings.link_gb_per_s}")
     weights = weight_bytes(settings.model)
     degree = settings.parallel.ulysses
+    refused += form.refusals(settings) if form else []
     refused += head_refusals(shape.query_heads, shape.kv_heads, degree=degree)
     legal = legal_degrees(shape.query_heads, shape.kv_heads)
     rows, steps = request_sizes(shape, settings)
@@ -129,30 +132,28 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
     return document, 2 if refused else 0
 
 
-def look_up(settings: Settings) -> tuple[ModelShape, Policy]:
-    """The shape of a name or a checkpoint folder, and the attention strategy for it.
+def look_up(settings: Settings) -> tuple[ModelShape, Policy, PipelineForm | None]:
+    """The shape of a name or a checkpoint folder, the attention strategy for it, and the pipeline `generate` calls.
 
     Raises ValueError, listing the names, where the model is neither.
     """
     model = settings.model
     if model in SHAPES:
-        return SHAPES[model], settings.policy(None)
+        return SHAPES[model], settings.policy(None), next(form for form in FORMS.values() if form.shape == model)
     if model not in BUILTIN_NAMES and not Path(model).is_dir():
         names = ", ".join((*SHAPES, *BUILTIN_NAMES))
         raise ValueError(f"--model {model} is neither a folder nor a known name; known names: {names}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = checkpoint_folder(model, scratch=Path(scratch))
-        return shape_of_checkpoint(folder, name=model), settings.policy(folder)
+        form = FORMS.get(read_index(folder).get("_class_name", ""))
+        return shape_of_checkpoint(folder, name=model), settings.policy(folder), form
 
 
 def request_sizes(shape: ModelShape, settings: Settings) -> tuple[int, int]:
     """Sharded rows and denoising steps, with the model's own value for every flag that was left out."""
-    sizes = {}
-    for name in ("frames", "height", "width", "steps"):
-        given = getattr(settings, name)
-        sizes[name] = getattr(shape, name) if given is None else given
-        if sizes[name] < 1:
-            raise ValueError(f"--{name} must be at least 1, got {sizes[name]}")
+    names = ("frames", "height", "width", "steps")
+    given = {name: getattr(settings, name) for name in names}
+    sizes = {name: getattr(shape, name) if value is None else value for name, value in given.items()}
     return shape.rows(sizes["frames"], sizes["height"], sizes["width"]), sizes["steps"]
 
 

@@ -63,7 +63,7 @@ def main(settings: Settings) -> dict[str, Any]:
             handle = apply(pipeline, mesh, settings, strategy)
             offload = offload_weights(pipeline, handle, settings)
             with tracing(settings.trace, handle.attention_modules):
-                output, latents, seconds = denoise(pipeline, form, settings)
+                output, latents, seconds = denoise(pipeline, form, settings, decode=launch.rank() == 0)
             digest = agreed_digest(latents)
             if launch.rank() == 0:
                 write(output, form, settings)
@@ -109,8 +109,10 @@ def offload_weights(pipeline: Any, handle: Handle, settings: Settings) -> ModelO
     )
 
 
-def denoise(pipeline: Any, form: PipelineForm, settings: Settings) -> tuple[Any, torch.Tensor, list[float]]:
-    """The pipeline's output (decoded on rank 0 only), the final latents, and the seconds of every step."""
+def denoise(
+    pipeline: Any, form: PipelineForm, settings: Settings, *, decode: bool
+) -> tuple[Any, torch.Tensor, list[float]]:
+    """The pipeline's output (frames, or latents where it does not decode), the final latents, the seconds of a step."""
     latents: list[torch.Tensor] = []
     marks = [time.perf_counter()]
 
@@ -123,7 +125,7 @@ def denoise(pipeline: Any, form: PipelineForm, settings: Settings) -> tuple[Any,
 
     output = pipeline(
         **form.arguments(settings),
-        output_type="pil" if launch.rank() == 0 else "latent",
+        output_type="pil" if decode else "latent",
         callback_on_step_end=after_step,
     )
     return output, latents[0], [end - start for start, end in itertools.pairwise(marks)]

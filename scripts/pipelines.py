@@ -12,6 +12,7 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 
 from models.folder import AS_DATA, read_index
+from parallel_attn import Refusal
 from parallel_attn.errors import refuse, require
 
 from . import minimax_h3
@@ -35,6 +36,8 @@ class PipelineForm:
 
     name: str
     """Its class name in a checkpoint's index."""
+    shape: str
+    """The named shape of its model (`models/shapes.py`)."""
     request: Callable[[Settings], dict[str, Any]]
     """What only this class is called with."""
     output: str
@@ -54,14 +57,19 @@ class PipelineForm:
     check_request: Callable[[Settings, Path], None] = _anything
     """Raises ValueError for a request that only this class cannot run."""
 
+    def refusals(self, settings: Settings) -> list[Refusal]:
+        """What this pipeline cannot do, from the flags alone."""
+        if settings.offload.mode == "none" or self.offloads:
+            return []
+        reason = "its modular pipeline does not tell when a component's turn is over"
+        return [refuse("offload", transformer=self.name, reason=reason)]
+
     def check(self, settings: Settings, folder: Path) -> None:
         """Raise ValueError for a flag or a request that this pipeline has no use for, before weights load.
 
         `UnsupportedError` for offload where it has none.
         """
-        if settings.offload.mode != "none" and not self.offloads:
-            reason = "its modular pipeline does not tell when a component's turn is over"
-            require([refuse("offload", transformer=self.name, reason=reason)])
+        require(self.refusals(settings))
         frames = settings.request().frames
         if self.images_only and frames != 1:
             raise ValueError(f"--frames {frames}: {self.name} makes one image; use --frames 1 or leave the flag out")
@@ -130,6 +138,7 @@ def _qwen_image(settings: Settings) -> dict[str, Any]:
 _FORMS = (
     PipelineForm(
         name="Cosmos3OmniPipeline",
+        shape="cosmos3-nano",
         request=_cosmos3,
         output="video",
         takes=("image", "safety_checker"),
@@ -137,6 +146,7 @@ _FORMS = (
     ),
     PipelineForm(
         name="MiniMaxH3ModularPipeline",
+        shape="minimax-h3",
         request=minimax_h3.request,
         output="video",
         makes_sound=True,
@@ -145,8 +155,8 @@ _FORMS = (
         load=minimax_h3.load,
         check_request=minimax_h3.check,
     ),
-    PipelineForm(name="WanPipeline", request=_wan, output="frames", nested=True),
-    PipelineForm(name="QwenImagePipeline", request=_qwen_image, output="images", images_only=True),
+    PipelineForm(name="WanPipeline", shape="wan-14b", request=_wan, output="frames", nested=True),
+    PipelineForm(name="QwenImagePipeline", shape="qwen-image", request=_qwen_image, output="images", images_only=True),
 )
 FORMS: dict[str, PipelineForm] = {form.name: form for form in _FORMS}
 """Every pipeline class that the scripts can call."""

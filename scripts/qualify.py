@@ -17,23 +17,22 @@ from __future__ import annotations
 import json
 import tempfile
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
+
+import tyro
 
 from models.builtin import checkpoint_folder
-from models.checkpoint import read_transformer_config
 from models.recipes import policy_of
 from parallel_attn import ParallelConfig, init_ulysses_mesh
-from parallel_attn.errors import require
 from parallel_attn.platform import check_backend_names
 
 from . import launch, media
-from .generate import load
-from .pipelines import pipeline_form
 from .quality import clip, page
 from .quality.arms import CONTROL, DENSE, Arm, base_attention
+from .quality.clips import ClipOptions, check, quiet_pipeline
 from .quality.looking import layers_of
-from .quality.prompts import choose_prompts
 from .quality.report import document
 from .quality.trial import Result, Trial, run
 from .quality.verdict import Bounds, judge_all
@@ -45,32 +44,12 @@ from .spawn import run_ranks
 class Options:
     """What to qualify."""
 
-    model: str = "cosmos3-pocket"
-    """A built-in name or a folder in the diffusers pipeline format."""
     recipes: tuple[str, ...]
     """Shipped recipes or strategy files."""
     out: Path
     """The folder to write to; made where it does not exist."""
-    prompts: int = 8
-    """How many prompts, each with a seed of its own."""
-    prompt_file: Path | None = None
-    """A prompt a line; a list that fits the model when left out."""
-    steps: int | None = None
-    """Denoising iterations; this and the rest of the request are the checkpoint's own when left out."""
-    guidance_scale: float | None = None
-    """Classifier-free guidance."""
-    height: int | None = None
-    """Pixels."""
-    width: int | None = None
-    """Pixels."""
-    frames: int | None = None
-    """Video frames."""
-    seed: int = 0
-    """Of the first prompt; the next one has the next seed."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where the model runs."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Of weights and activations."""
+    clips: Annotated[ClipOptions, tyro.conf.arg(name="")] = field(default_factory=partial(ClipOptions, prompts=8))
+    """What every arm generates."""
     ranks: int = 1
     """Degree of strict Ulysses, on this machine."""
     dense_backend: str = "auto"
@@ -85,9 +64,8 @@ class Options:
     """Seconds after which ranks that are not done are stopped; for --ranks above 1."""
     bounds: Bounds = field(default_factory=Bounds)
 
-    def check(self) -> None:
-        """Raise ValueError for values that cannot run."""
-        for name in ("ranks", "prompts", "looked_at", "deadline"):
+    def __post_init__(self) -> None:
+        for name in ("ranks", "looked_at", "deadline"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {getattr(self, name)}")
         if not self.recipes:
@@ -96,9 +74,7 @@ class Options:
 
     def settings(self) -> Settings:
         """The same as flags of `generate`."""
-        names = ("model", "steps", "guidance_scale", "height", "width", "frames", "seed", "device", "dtype")
-        return Settings(
-            **{name: getattr(self, name) for name in names},
+        return self.clips.settings(
             parallel=ParallelConfig(ulysses=self.ranks),
             attention=AttentionSettings(dense_backend=self.dense_backend, sparse_backend=self.sparse_backend),
         )
@@ -118,19 +94,16 @@ class Options:
 
 def main(options: Options) -> tuple[dict[str, Any], int]:
     """Check what needs no weights, then run on one rank or several."""
-    options.check()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = checkpoint_folder(options.model, scratch=Path(scratch))
-        settings = options.settings()
-        require(settings.head_refusals(*read_transformer_config(folder)))
+        folder = checkpoint_folder(options.clips.model, scratch=Path(scratch))
         options.arms(folder)
-        choose_prompts(folder, count=options.prompts, file=options.prompt_file)
+        check(options.clips, options.settings(), folder)
         options.out.mkdir(parents=True, exist_ok=True)
         if options.ranks == 1:
             report = qualify(0, options, folder)
         else:
-            backend = "nccl" if options.device == "cuda" else "gloo"
-            place = {"ranks": options.ranks, "backend": backend, "device": options.device}
+            device = options.clips.device
+            place = {"ranks": options.ranks, "backend": "nccl" if device == "cuda" else "gloo", "device": device}
             reports = run_ranks(qualify, options, folder, **place, deadline=options.deadline)
             if failed := [report for report in reports if "error" in report]:
                 return {"error": failed}, 1
@@ -142,9 +115,8 @@ def qualify(rank: int, options: Options, folder: Path) -> dict[str, Any]:
     """On one rank: load, run every arm, judge; rank 0 writes and returns the document."""
     settings = options.settings()
     checkpoint_folder(str(folder), scratch=folder)  # makes the classes of the checkpoint known to this process
-    mesh = init_ulysses_mesh(options.ranks, device_type=options.device) if options.ranks > 1 else None
-    pipeline = load(folder, pipeline_form(folder), settings)
-    pipeline.set_progress_bar_config(disable=True)
+    mesh = init_ulysses_mesh(options.ranks, device_type=options.clips.device) if options.ranks > 1 else None
+    pipeline = quiet_pipeline(folder, settings)
     arms = options.arms(folder)
     for arm in arms:  # a recipe that does not fit the model is an error before anything runs
         arm.strategy.table(steps=settings.request().steps, layers=layers_of(pipeline))
@@ -153,7 +125,7 @@ def qualify(rank: int, options: Options, folder: Path) -> dict[str, Any]:
             pipeline=pipeline,
             settings=settings,
             recipes=arms,
-            prompts=choose_prompts(folder, count=options.prompts, file=options.prompt_file),
+            prompts=options.clips.chosen_prompts(folder),
             mesh=mesh,
             control_backend=options.control_backend,
             looked_at=options.looked_at,

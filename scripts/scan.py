@@ -15,34 +15,29 @@ from __future__ import annotations
 
 import json
 import statistics
-import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from models.builtin import checkpoint_folder
-from models.checkpoint import read_transformer_config
+import tyro
+from torch import Tensor
+
 from parallel_attn import BlockSparse, Strategy
-from parallel_attn.errors import require
 from parallel_attn.strategy import document_of, strategy_from
 
 from . import launch, media
-from .generate import load
-from .pipelines import pipeline_form
 from .quality.arms import DENSE, Arm, shoot
+from .quality.clips import ClipOptions, open_clips
 from .quality.looking import layers_of
-from .quality.prompts import choose_prompts
 from .quality.sensitivity import scan
 from .quality.trajectory import latent_psnr
-from .settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
     """What to scan."""
 
-    model: str = "cosmos3-pocket"
-    """A built-in name or a folder in the diffusers pipeline format."""
     out: Path
     """The recipe to write, a .json file."""
     geometry: str = "128x128"
@@ -53,29 +48,10 @@ class Options:
     """Least PSNR of the final latents against dense, in dB."""
     groups: int = 5
     """Groups of neighbouring steps that are tried apart."""
-    prompts: int = 2
-    """How many prompts, each with a seed of its own."""
-    prompt_file: Path | None = None
-    """A prompt a line; a list that fits the model when left out."""
-    steps: int | None = None
-    """Denoising iterations; this and the rest of the request are the checkpoint's own when left out."""
-    guidance_scale: float | None = None
-    """Classifier-free guidance."""
-    height: int | None = None
-    """Pixels."""
-    width: int | None = None
-    """Pixels."""
-    frames: int | None = None
-    """Video frames."""
-    seed: int = 0
-    """Of the first prompt; the next one has the next seed."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where the model runs."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Of weights and activations."""
+    clips: Annotated[ClipOptions, tyro.conf.arg(name="")] = field(default_factory=partial(ClipOptions, prompts=2))
+    """What is generated with every strategy tried."""
 
-    def check(self) -> None:
-        """Raise ValueError for values that cannot run."""
+    def __post_init__(self) -> None:
         if self.groups < 1:
             raise ValueError(f"--groups must be at least 1, got {self.groups}")
         if self.out.suffix != ".json" or not self.out.parent.is_dir():
@@ -87,26 +63,15 @@ class Options:
         preset = {"geometry": self.geometry, "budget": {"method": "top-k", "sparsity": self.sparsity}}
         return strategy_from({"version": 1, "presets": {"sparse": preset}}).presets["sparse"]
 
-    def settings(self) -> Settings:
-        """The same as flags of `generate`."""
-        names = ("model", "steps", "guidance_scale", "height", "width", "frames", "seed", "device", "dtype")
-        return Settings(**{name: getattr(self, name) for name in names})
-
 
 def main(options: Options) -> dict[str, Any]:
     """Scan, and write the proposal."""
-    options.check()
-    settings = options.settings()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = checkpoint_folder(options.model, scratch=Path(scratch))
-        require(settings.head_refusals(*read_transformer_config(folder)))
-        prompts = choose_prompts(folder, count=options.prompts, file=options.prompt_file)
-        pipeline = load(folder, pipeline_form(folder), settings)
-    pipeline.set_progress_bar_config(disable=True)
+    settings = options.clips.settings()
+    pipeline, prompts = open_clips(options.clips, settings)
 
-    def latents(name: str, strategy: Strategy, number: int) -> Any:
-        arm = Arm(name=name, strategy=strategy)
-        return shoot(pipeline, arm, settings, prompt=prompts[number], seed=settings.seed + number, mesh=None).latents
+    def latents(name: str, strategy: Strategy, number: int) -> Tensor:
+        clip = {"prompt": prompts[number], "seed": settings.seed + number, "mesh": None, "decode": False}
+        return shoot(pipeline, Arm(name=name, strategy=strategy), settings, **clip).latents
 
     dense = [latents(DENSE, Strategy(), number) for number in range(len(prompts))]
 
@@ -122,7 +87,7 @@ def main(options: Options) -> dict[str, Any]:
     with media.atomic(options.out) as partial:
         partial.write_text(json.dumps(recipe, indent=2) + "\n")
     return {
-        "model": options.model,
+        "model": options.clips.model,
         "output": str(options.out),
         "psnr": found.psnr,
         "floor": options.floor,

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from models.builtin import GenerationDefaults, generation_defaults
 from models.plan import ModelPlan
 from models.recipes import policy_of
 from offload import OffloadConfig
@@ -19,6 +16,8 @@ from parallel_attn.config import head_refusals
 from parallel_attn.errors import refuse
 from parallel_attn.platform import check_backend_names
 from parallel_attn.strategy import Policy
+
+from .request import RequestOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,38 +31,17 @@ class AttentionSettings(AttentionConfig):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class Settings(RequestOptions):
     """One generation."""
 
-    model: str
-    """A built-in name (cosmos3-pocket, cosmos3-tiny, h3-tiny, wan-tiny, qwen-image-tiny) or a folder in the diffusers
-    pipeline format."""
     prompt: str = ""
     """What to show."""
     prompt_embeds: Path | None = None
     """MiniMax-H3: a safetensors file with text embeddings, in place of --prompt and its text encoder."""
     negative_prompt: str = ""
     """What not to show."""
-    guidance_scale: float | None = None
-    """Classifier-free guidance; 1 runs one forward a step. The checkpoint's own value when left out."""
-    height: int | None = None
-    """Pixels."""
-    width: int | None = None
-    """Pixels."""
-    frames: int | None = None
-    """Video frames; 1 makes an image."""
-    fps: int | None = None
-    """Frames per second."""
-    steps: int | None = None
-    """Denoising iterations."""
-    seed: int = 0
-    """Of the initial noise."""
     image: Path | None = None
     """First frame, for image-to-video."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Of weights and activations; float32 on the CPU and bfloat16 on a GPU when left out."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where the model runs; ranks take the device of their local rank."""
     protect_conditions: bool = False
     """MiniMax-H3: never prune text, keyframes, references and audio, and attend densely from them."""
     safety_checker: bool = False
@@ -79,19 +57,6 @@ class Settings:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     attention: AttentionSettings = field(default_factory=AttentionSettings)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """What `dtype` means on `device`."""
-        name = self.dtype or ("bfloat16" if self.device == "cuda" else "float32")
-        return getattr(torch, name)
-
-    def request(self) -> GenerationDefaults:
-        """The request with the checkpoint's own value for whatever was left out."""
-        own = generation_defaults(self.model)
-        names = ("height", "width", "frames", "fps", "steps", "guidance_scale")
-        given = {name: getattr(self, name) for name in names}
-        return GenerationDefaults(**{n: getattr(own, n) if v is None else v for n, v in given.items()})
 
     def check_files(self) -> None:
         """Raise ValueError for a prompt, an input or an output that cannot be what was meant."""

@@ -39,7 +39,7 @@ class Take:
     latents: Tensor
     """After the last step, fp32 on the CPU."""
     frames: list[Image.Image]
-    """Decoded; empty on every rank but 0."""
+    """Decoded; empty on every rank but 0, and where nobody asked for them."""
     seconds: float
     """Of the denoising loop."""
     peak_bytes: int | None
@@ -48,14 +48,18 @@ class Take:
     """What ran: see `Handle.report`."""
 
 
-def shoot(pipeline: Any, arm: Arm, settings: Settings, *, prompt: str, seed: int, mesh: DeviceMesh | None) -> Take:
-    """One clip through the real pipeline, which is left as it was."""
+def shoot(
+    pipeline: Any, arm: Arm, settings: Settings, *, prompt: str, seed: int, mesh: DeviceMesh | None, decode: bool = True
+) -> Take:
+    """One clip through the real pipeline, which is left as it was; without `decode` the latents alone."""
     cuda, form = settings.device == "cuda", form_of(pipeline)
+    decode = decode and launch.rank() == 0
     handle = parallelize(pipeline, mesh=mesh, attention=arm.attention, strategy=arm.strategy)
     try:
         if cuda:
             torch.cuda.reset_peak_memory_stats()
-        output, latents, seconds = denoise(pipeline, form, replace(settings, prompt=prompt, seed=seed))
+        asked = replace(settings, prompt=prompt, seed=seed)
+        output, latents, seconds = denoise(pipeline, form, asked, decode=decode)
         report = handle.report()
     finally:
         handle.remove()
@@ -63,7 +67,7 @@ def shoot(pipeline: Any, arm: Arm, settings: Settings, *, prompt: str, seed: int
         raise RuntimeError(f"the final latents of arm {arm.name!r} are not finite, so nothing can be compared")
     return Take(
         latents=latents.float().cpu(),
-        frames=form.frames(output) if launch.rank() == 0 else [],
+        frames=form.frames(output) if decode else [],
         seconds=sum(seconds),
         peak_bytes=torch.cuda.max_memory_allocated() if cuda else None,
         report=report,

@@ -72,7 +72,7 @@ def watch_dense_run(
     handle = parallelize(pipeline, mesh=mesh, attention=base_attention(settings), strategy=strategy)
     try:
         with watching(handle, cells, measure):
-            denoise(pipeline, form_of(pipeline), settings)
+            denoise(pipeline, form_of(pipeline), settings, decode=False)
     finally:
         handle.remove()
 

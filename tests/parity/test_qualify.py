@@ -19,6 +19,7 @@ from scripts import compare_recipes, qualify, scan
 from scripts.generate import load
 from scripts.pipelines import pipeline_form
 from scripts.quality.arms import CONTROL, DENSE, Arm
+from scripts.quality.clips import ClipOptions
 from scripts.quality.looking import look
 from scripts.quality.prompts import choose_prompts
 from scripts.quality.report import document
@@ -108,9 +109,8 @@ def test_the_command_writes_a_document_a_page_and_a_film(tmp_path, monkeypatch):
     }
     file, out = tmp_path / "mine.json", tmp_path / "out"
     file.write_text(json.dumps(recipe))
-    asked = {"model": "cosmos3-tiny", "recipes": (str(file),), "out": out, "prompts": 1, "steps": 2}
-    asked |= {"height": 160, "width": 160}
-    report, code = qualify.main(qualify.Options(**asked))
+    clips = ClipOptions(model="cosmos3-tiny", prompts=1, steps=2, height=160, width=160)
+    report, code = qualify.main(qualify.Options(recipes=(str(file),), out=out, clips=clips))
     assert (code, set(report["arms"])) == (1, {DENSE, CONTROL, "mine"})
     assert report["verdict"] == report["arms"]["mine"]["verdict"] != "within bounds"
     assert json.loads((out / "report.json").read_text()) == json.loads(json.dumps(report))
@@ -124,12 +124,13 @@ def test_the_command_writes_a_document_a_page_and_a_film(tmp_path, monkeypatch):
         ({"recipes": ()}, "--recipes is empty"),
         ({"recipes": ("dense",)}, "dense names two arms"),
         ({"recipes": ("no-such",)}, "neither a file nor a known recipe"),
-        ({"prompts": 99}, "--prompts must be from 1 to the 8"),
+        ({"clips": ClipOptions(model="cosmos3-tiny", prompts=99)}, "--prompts must be from 1 to the 8"),
         ({"control_backend": "sdpa-flash"}, "must be another kernel than the dense arm's sdpa-flash"),
     ],
 )
 def test_what_cannot_be_qualified_is_refused(tmp_path, changed, complaint):
-    asked = {"model": "cosmos3-tiny", "recipes": ("cosmos3-switch",), "out": tmp_path, "prompts": 1, "steps": 1}
+    clips = ClipOptions(model="cosmos3-tiny", prompts=1, steps=1)
+    asked = {"recipes": ("cosmos3-switch",), "out": tmp_path, "clips": clips}
     with pytest.raises(ValueError, match=complaint):
         qualify.main(qualify.Options(**asked | changed))
 
@@ -150,12 +151,11 @@ def test_two_ranks_see_what_one_rank_sees(ranks):
             assert 0.3 < numbers["kept_share"] < 0.9
 
 
-def test_a_scan_writes_a_recipe_that_loads(tmp_path):
+def test_a_scan_writes_a_recipe_that_loads_and_decodes_nothing(tmp_path, monkeypatch):
     out = tmp_path / "recipe.json"
-    request = {"height": 160, "width": 160, "steps": 2, "guidance_scale": 1.0, "prompts": 1}
-    found = scan.main(
-        scan.Options(model="cosmos3-tiny", out=out, geometry="16x16", sparsity=0.5, floor=0.0, groups=1, **request)
-    )
+    monkeypatch.setattr("diffusers.AutoencoderKLWan.decode", lambda *a, **o: pytest.fail("decoded"))
+    clips = ClipOptions(model="cosmos3-tiny", prompts=1, steps=2, height=160, width=160, guidance_scale=1.0)
+    found = scan.main(scan.Options(out=out, geometry="16x16", sparsity=0.5, floor=0.0, groups=1, clips=clips))
     assert all(0 < psnr < 150 for psnr in found["layers"].values()), "a layer was not sparse"
     strategy = strategy_from(read_document(out))
     assert strategy.table(steps=2, layers=3).rows == (("sparse",) * 3,) * 2
@@ -164,12 +164,12 @@ def test_a_scan_writes_a_recipe_that_loads(tmp_path):
 
 def test_questions_are_answered_pair_by_pair(tmp_path):
     out = tmp_path / "compared.json"
-    asked = {"model": "cosmos3-tiny", "out": out, "questions": ("budget",), "prompts": 2, "steps": 5}
-    found = compare_recipes.main(compare_recipes.Options(**asked, guidance_scale=1.0))
+    clips = ClipOptions(model="cosmos3-tiny", prompts=2, steps=5, guidance_scale=1.0)
+    found = compare_recipes.main(compare_recipes.Options(out=out, questions=("budget",), clips=clips))
     assert len(found["calibration"]["weights"]) == 8
     assert set(found["questions"]["budget"]["paired"]) == {"per head", "top-p"}
     assert found["questions"]["budget"]["paired"]["top-p"]["psnr"]["n"] == 2
     assert all(not arm["differences"] for arm in found["arms"].values())
     assert json.loads(out.read_text()) == json.loads(json.dumps(found))
     with pytest.raises(ValueError, match="--questions no-such not known"):
-        compare_recipes.main(compare_recipes.Options(**asked | {"questions": ("no-such",)}))
+        compare_recipes.Options(out=out, questions=("no-such",), clips=clips)

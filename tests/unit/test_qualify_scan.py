@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, replace
 
 import pytest
 import torch
+import tyro
 
 from parallel_attn.strategy import document_of, strategy_from
+from scripts import compare_recipes, qualify
 from scripts import scan as command
 from scripts.quality.calibrate import settle
 from scripts.quality.sensitivity import cut, scan, spell, strategy_of
@@ -91,12 +94,26 @@ def test_budgets_are_settled_at_equal_density():
     assert calibration.weights == pytest.approx((0.4, 0.2))
 
 
+@pytest.mark.parametrize("script", [command, qualify, compare_recipes])
+def test_every_script_takes_the_flags_of_a_request(script, tmp_path):
+    flags = "--steps 3 --guidance-scale 2 --height 32 --width 48 --frames 5 --fps 12 --seed 7 --dtype bfloat16"
+    own = {qualify: ["--recipes", "cosmos3-switch"]}.get(script, [])
+    clips = tyro.cli(script.Options, args=[*own, "--out", str(tmp_path / "a.json"), *flags.split()]).clips
+    settings = clips.settings()
+    assert asdict(settings.request()) == dict(height=32, width=48, frames=5, fps=12, steps=3, guidance_scale=2.0)
+    assert (settings.seed, settings.torch_dtype) == (7, torch.bfloat16)
+    with pytest.raises(ValueError, match="--height must be at least 1, got 0"):
+        replace(clips, height=0)
+    with pytest.raises(ValueError, match="--prompts must be at least 1, got 0"):
+        replace(clips, prompts=0)
+
+
 def test_values_that_cannot_run_are_refused(tmp_path):
     out = tmp_path / "recipe.json"
-    command.Options(out=out).check()
+    command.Options(out=out)
     with pytest.raises(ValueError, match="--groups must be at least 1, got 0"):
-        command.Options(out=out, groups=0).check()
+        command.Options(out=out, groups=0)
     with pytest.raises(ValueError, match=r"must be a \.json file in a folder"):
-        command.Options(out=tmp_path / "recipe.txt").check()
+        command.Options(out=tmp_path / "recipe.txt")
     with pytest.raises(ValueError, match="sparsity"):
-        command.Options(out=out, sparsity=1.0).check()
+        command.Options(out=out, sparsity=1.0)
