@@ -1,6 +1,8 @@
 """What goes wrong in the fault drills: one function per fault, run by every rank of a launch.
 
     torchrun --standalone --nproc-per-node=2 -m tests.drills FAULT [--groups]
+    torchrun --standalone --nproc-per-node=2 -m tests.drills FAULT --backend nccl --device cuda    a GPU per rank
+    torchrun --standalone --nproc-per-node=2 -m tests.drills FAULT --device cuda                   all ranks on one GPU
 
 With DRILL_STORE the ranks meet in that file instead of through a launcher. The faulty rank is the last one (the first
 in faults that say so); --groups makes two groups of half the ranks, of which the second holds it. Every rank says
@@ -9,6 +11,8 @@ in faults that say so); --groups makes two groups of half the ranks, of which th
 
 from __future__ import annotations
 
+import argparse
+import ctypes
 import os
 import signal
 import sys
@@ -16,35 +20,12 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
-from parallel_attn import AttentionPlan, KVPrefix, ParallelAttention, Request, init_ulysses_mesh, local_rows
-from parallel_attn.liveness import every_liveness, liveness_of
+from parallel_attn.liveness import every_liveness
 from scripts import launch
-
-STALL = 12.0
-
-
-class Drill:
-    """A bare attention over the ranks of one group, and which of them misbehaves."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self.mesh = mesh
-        self.group = mesh.get_group("ulysses")
-        self.rank, self.size = self.group.rank(), self.group.size()
-        self.faulty = dist.get_rank() == dist.get_world_size() - 1
-        self.liveness = liveness_of(self.group, stall_timeout=STALL)
-        self.plan = AttentionPlan(mesh=mesh)
-
-    def call(self, rows: int = 40, *, layer: int = 0, prefix: int = 3, dtype: torch.dtype = torch.float32) -> None:
-        mine = local_rows(rows, degree=self.size, rank=self.rank)
-        q, k, v = (torch.ones(1, mine.stop - mine.start, 2 * self.size, 8, dtype=dtype) for _ in "qkv")
-        text = (torch.ones(1, prefix, 2 * self.size, 8, dtype=dtype),) * 2
-        request = Request(rows=rows, prefix=KVPrefix(rows=prefix, kind="replicated"))
-        ParallelAttention(self.plan, layer=layer)(q, k, v, prefix=text, request=request)
-
-    def ready(self) -> None:
-        print(f"READY {dist.get_rank()} {os.getpid()}", file=sys.stderr, flush=True)
+from tests.drill_rank import KERNEL, Drill, say, start
+from tests.moved import moved
 
 
 def raises(drill: Drill) -> None:
@@ -57,9 +38,9 @@ def raises_in_forward(drill: Drill) -> None:
     from models import parallelize
     from tests.cosmos3_inputs import forward_arguments, tiny_transformer
 
-    transformer = tiny_transformer(kv_heads=max(2, drill.size))
-    parallelize(transformer, mesh=drill.mesh)
-    arguments = forward_arguments(transformer)
+    transformer = tiny_transformer(kv_heads=max(2, drill.size)).to(drill.device, drill.dtype)
+    parallelize(transformer, mesh=drill.mesh, attention=KERNEL)
+    arguments = moved(forward_arguments(transformer), drill.device, drill.dtype)
     drill.ready()
     if drill.faulty:
         arguments["vision_tokens"] = [arguments["vision_tokens"][0][:, :2]]  # fails before the seam
@@ -70,14 +51,14 @@ def one_branch_fails(drill: Drill) -> None:
     from models import parallelize
     from tests.cosmos3_inputs import forward_arguments, tiny_transformer
 
-    transformer = tiny_transformer(kv_heads=max(2, drill.size))
-    handle = parallelize(transformer, mesh=drill.mesh)
+    transformer = tiny_transformer(kv_heads=max(2, drill.size)).to(drill.device, drill.dtype)
+    handle = parallelize(transformer, mesh=drill.mesh, attention=KERNEL)
     with handle.denoising(2):
-        transformer(**forward_arguments(transformer, text=5))
-        branch = forward_arguments(transformer, text=9)
+        transformer(**moved(forward_arguments(transformer, text=5), drill.device, drill.dtype))
+        branch = moved(forward_arguments(transformer, text=9), drill.device, drill.dtype)
         drill.ready()
         if drill.faulty:
-            branch["input_ids"] = branch["input_ids"] + 10**6
+            branch["input_ids"] = branch["input_ids"].float()  # an id out of range would be a fault of the device
         transformer(**branch)
 
 
@@ -96,8 +77,9 @@ def killed(drill: Drill) -> None:
 def killed_while_others_compute(drill: Drill) -> None:
     if drill.faulty:
         os.kill(os.getpid(), signal.SIGKILL)
+    x = torch.ones(64, 64, device=drill.device)
     while True:
-        torch.ones(64, 64) @ torch.ones(64, 64)
+        (x @ x).cpu()
 
 
 def stopped(drill: Drill) -> None:
@@ -107,27 +89,35 @@ def stopped(drill: Drill) -> None:
 
 
 def first_rank_stopped(drill: Drill) -> None:
-    if dist.get_rank() == 0:
+    if drill.faulty:
         os.kill(os.getpid(), signal.SIGSTOP)
     drill.call()
 
 
 def first_rank_killed(drill: Drill) -> None:
-    if dist.get_rank() == 0:
+    if drill.faulty:
         os.kill(os.getpid(), signal.SIGKILL)
     drill.call()
 
 
 def stopped_in_the_exchange(drill: Drill) -> None:
-    transfer = dist.all_to_all_single
+    drill.call_that_meets(lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
-    def stop(*args: object, **options: object) -> object:
-        os.kill(os.getpid(), signal.SIGSTOP)
-        return transfer(*args, **options)
 
-    if drill.faulty:
-        dist.all_to_all_single = stop
-    drill.call()
+def killed_in_the_exchange(drill: Drill) -> None:
+    drill.call_that_meets(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def exits_in_the_exchange(drill: Drill) -> None:
+    drill.call_that_meets(lambda: sys.exit(3))
+
+
+def sleeps_in_the_exchange(drill: Drill) -> None:
+    drill.call_that_meets(lambda: time.sleep(60))
+
+
+def sleeps_while_others_do_not_wait(drill: Drill) -> None:
+    drill.call_that_meets(lambda: time.sleep(60), at_once=True)
 
 
 def sleeps(drill: Drill) -> None:
@@ -145,12 +135,8 @@ def compiles_for_long(drill: Drill) -> None:
 
 def holds_the_interpreter(drill: Drill) -> None:
     if drill.faulty:
-        # One bytecode of native code that never lets another thread run: no heartbeat leaves this process.
-        x = 10 ** int(os.environ["DRILL_DIGITS"])
-        str_limit = sys.get_int_max_str_digits()
-        sys.set_int_max_str_digits(0)
-        str(x)
-        sys.set_int_max_str_digits(str_limit)
+        # Native code that never lets another thread run: no heartbeat leaves this process.
+        ctypes.PyDLL(None).sleep(int(os.environ["DRILL_SECONDS"]))
     drill.call()
 
 
@@ -178,8 +164,8 @@ def swapped_groups(drill: Drill) -> None:
     ranks = dist.get_process_group_ranks(drill.group)
     order = ("a", "b") if not drill.faulty else ("b", "a")
     groups = {name: dist.new_group(ranks, use_local_synchronization=True) for name in order}
-    mesh = DeviceMesh.from_group(groups["a"], "cpu", mesh_dim_names=("ulysses",))
-    Drill(mesh).call()
+    mesh = DeviceMesh.from_group(groups["a"], drill.device.type, mesh_dim_names=("ulysses",))
+    Drill(mesh, drill.device, fault="swapped_groups").call()
 
 
 FAULTS = {
@@ -190,34 +176,31 @@ FAULTS = {
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("fault", choices=FAULTS)
+    parser.add_argument("--groups", action="store_true")
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     launch.catch_signals()
-    if "DRILL_STORE" in os.environ:
-        rank, size = launch.rank(), launch.world_size()
-        dist.init_process_group(
-            "gloo", store=dist.FileStore(os.environ["DRILL_STORE"], size), rank=rank, world_size=size
-        )
-    else:
-        dist.init_process_group("gloo")
-    if "--groups" in sys.argv:
-        mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("request", "ulysses"))[
-            "ulysses"
-        ]
-    else:
-        mesh = init_ulysses_mesh(dist.get_world_size(), device_type="cpu", stall_timeout=STALL)
-    drill = Drill(mesh)
+    drill = start(options)
     with torch.no_grad():
         drill.call()
         drill.ready()
+        code = 0
         try:
-            FAULTS[sys.argv[1]](drill)
+            FAULTS[options.fault](drill)
+            say(f"DONE {dist.get_rank()}")
         except Exception as error:
-            print(f"RAISED {dist.get_rank()} {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            code = 1
+            say(f"RAISED {dist.get_rank()} {type(error).__name__}: {' '.join(str(error).split())}")
             for liveness in every_liveness():
                 liveness.fail(error)
-                liveness.close()
-            os._exit(1)
-    print(f"DONE {dist.get_rank()}", file=sys.stderr, flush=True)
+    for liveness in every_liveness():
+        liveness.close()
+    # The data group would wait in its destructor for ranks that never come.
+    os._exit(code)
 
 
 if __name__ == "__main__":

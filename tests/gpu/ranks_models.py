@@ -35,6 +35,7 @@ from parallel_attn.selection import BlockGeometry, SubBlock, TopK
 from parallel_attn.strategy import Layout, Range, StepRanges
 from tests.cosmos3_inputs import forward_arguments
 from tests.h3_inputs import h3_arguments, h3_transformer
+from tests.moved import moved
 
 CUDA = torch.cuda.is_available()
 DTYPE = torch.bfloat16 if CUDA else torch.float32
@@ -72,18 +73,6 @@ def h3() -> tuple[nn.Module, dict[str, Any], str]:
     transformer = h3_transformer(num_layers=4, num_attention_heads=8, attention_head_dim=128, rope_freq_dim=16)
     latents = (7, 38, 46) if CUDA else (3, 8, 12)
     return transformer, h3_arguments(text=53, latents=latents), "hidden_states"
-
-
-def moved(arguments: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    def move(x: Any) -> Any:
-        if isinstance(x, list):
-            return [move(each) for each in x]
-        if not isinstance(x, Tensor):
-            return x
-        x = x.to(device)
-        return x.to(DTYPE) if x.is_floating_point() and x.dim() > 1 and x.dtype == torch.float32 else x
-
-    return {name: move(value) for name, value in arguments.items()}
 
 
 def request(transformer: nn.Module, arguments: dict[str, Any], stream: str, handle: Any) -> Tensor:
@@ -131,7 +120,7 @@ def run(
     remove = place(transformer, placement, device, handle)
     if compile:
         transformer.compile_repeated_blocks(fullgraph=True, dynamic=True)
-    arguments = moved(arguments, device)
+    arguments = moved(arguments, device, DTYPE)
     latents, graphs, memory = [], [], []
     for _ in range(requests):
         latents.append(request(transformer, arguments, stream, handle).cpu())
