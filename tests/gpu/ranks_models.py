@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch._inductor.config
 import torch.distributed as dist
 from diffusers import Cosmos3OmniTransformer
 from torch import Tensor, nn
@@ -170,6 +171,8 @@ def wrong(row: dict[str, Any]) -> bool:
 def main() -> int:
     backend = sys.argv[1]
     device = torch.device("cpu")
+    # Kernels chosen by timing differ from one compilation to the next, and with them the last bits.
+    torch._inductor.config.deterministic = True
     if CUDA:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) if backend == "nccl" else 0)
         torch.cuda.set_device(device)
