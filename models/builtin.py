@@ -6,18 +6,8 @@ folder that the model's diffusers pipeline reads, and into the values to use for
 
 from pathlib import Path
 
+from .builtin_requests import BUILTIN_REQUESTS
 from .plan import GenerationDefaults
-
-_BUILTIN = {
-    "cosmos3-tiny": GenerationDefaults(height=64, width=64, frames=9, fps=24, steps=4, guidance_scale=6.0),
-    # The pocket model was trained at this size and length alone.
-    "cosmos3-pocket": GenerationDefaults(height=64, width=64, frames=33, fps=24, steps=20, guidance_scale=1.5),
-    # The shortest video that diffusers' own blocks accept.
-    "h3-tiny": GenerationDefaults(height=64, width=64, frames=124, fps=24, steps=4, guidance_scale=1.0),
-    "wan-tiny": GenerationDefaults(height=64, width=64, frames=9, fps=16, steps=4, guidance_scale=5.0),
-    "qwen-image-tiny": GenerationDefaults(height=64, width=64, frames=1, fps=1, steps=4, guidance_scale=4.0),
-}
-BUILTIN_NAMES = tuple(_BUILTIN)
 
 
 def generation_defaults(name_or_path: str | Path) -> GenerationDefaults:
@@ -25,8 +15,8 @@ def generation_defaults(name_or_path: str | Path) -> GenerationDefaults:
 
     Raises ValueError for a path without a checkpoint.
     """
-    if str(name_or_path) in _BUILTIN:
-        return _BUILTIN[str(name_or_path)]
+    if str(name_or_path) in BUILTIN_REQUESTS:
+        return BUILTIN_REQUESTS[str(name_or_path)]
     from .checkpoint import read_transformer_config  # costs seconds, which `--help` should not pay
 
     plan, _ = read_transformer_config(Path(name_or_path))

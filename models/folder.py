@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from .builtin import BUILTIN_NAMES
+from .builtin_requests import BUILTIN_NAMES
 
 AS_DATA = {"use_safetensors": True, "trust_remote_code": False}
 """How every checkpoint is loaded."""

@@ -23,7 +23,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from models.builtin import BUILTIN_NAMES, checkpoint_folder
+from models.builtin import checkpoint_folder
+from models.builtin_requests import BUILTIN_NAMES
 from models.folder import read_index
 from models.shapes import SHAPES, ModelShape, shape_of_checkpoint
 from parallel_attn import UnsupportedError, legal_degrees

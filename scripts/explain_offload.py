@@ -11,7 +11,8 @@ import torch
 from rich.console import Console
 
 from models.apply import PLANS
-from models.builtin import BUILTIN_NAMES, checkpoint_folder
+from models.builtin import checkpoint_folder
+from models.builtin_requests import BUILTIN_NAMES
 from models.checkpoint import read_transformer_config
 from models.plan import ModelPlan
 from offload.choice import choose_residents, named_blocks

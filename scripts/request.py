@@ -7,7 +7,8 @@ from typing import Literal
 
 import torch
 
-from models.builtin import GenerationDefaults, generation_defaults
+from models.builtin import generation_defaults
+from models.plan import GenerationDefaults
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from diffusers import Cosmos3OmniPipeline
 
-from models.builtin import BUILTIN_NAMES, checkpoint_folder, generation_defaults
+from models.builtin import checkpoint_folder, generation_defaults
+from models.builtin_requests import BUILTIN_NAMES
 from models.pocket import CHECKPOINT, HELD_OUT, LinearVideoCodec, caption
 from models.pocket.analyse import UNREADABLE, analyse
 from models.pocket.captions import ALL_ATTRIBUTES, TRAINED, VOCABULARY, Attributes, is_held_out
