@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .pool_triton import next_power_of_2
+from .protect import block_mask
 from .score_torch import LARGEST
 from .task import SelectionTask
 
@@ -46,16 +47,22 @@ def _larger(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit(do_not_specialize=["first_item", "first_row", "last_row", "q_blocks", "k_blocks", "q_rows"])
+@triton.jit(
+    do_not_specialize=[
+        "first_item", "first_row", "last_row", "q_blocks", "k_blocks", "q_rows", "kept", "kept_to", "also", "also_to",
+    ]
+)  # fmt: skip
 def _score_blocks(
     q, k, protected, out, first_item, first_row, last_row, heads, kv_heads, q_blocks, k_blocks, q_rows, pitch, scale,
-    REDUCE: tl.constexpr, Q_CELL: tl.constexpr, Q_CELLS: tl.constexpr, K_CELLS: tl.constexpr,
-    Q_PLACES: tl.constexpr, K_PLACES: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr,
-    TILE_Q: tl.constexpr, TILE_K: tl.constexpr, PRODUCTS: tl.constexpr, LARGEST: tl.constexpr, WHOLE: tl.constexpr,
+    kept, kept_to, also, also_to, REDUCE: tl.constexpr, Q_CELL: tl.constexpr, Q_CELLS: tl.constexpr,
+    K_CELLS: tl.constexpr, Q_PLACES: tl.constexpr, K_PLACES: tl.constexpr, HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr, TILE_Q: tl.constexpr, TILE_K: tl.constexpr, PRODUCTS: tl.constexpr, LARGEST: tl.constexpr,
+    WHOLE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Some query blocks of one head against some key blocks, TILE_K at a time; WHOLE: no cell of q is past the end.
 
-    A block has PLACES places for its CELLS cells, a power of two.
+    A block has PLACES places for its CELLS cells, a power of two. Protected are key blocks [kept, kept_to) and [also,
+    also_to), or with MASKED those that `protected` marks.
     """
     LOW: tl.constexpr = 16 // Q_PLACES if Q_PLACES < 16 else 1  # blocks dealt to the same 16 rows, the rows of a warp
     here = tl.program_id(2).to(tl.int64)
@@ -107,22 +114,30 @@ def _score_blocks(
             score = tl.div_rn(score, live_pairs.to(tl.float32)) * scale
         score = tl.minimum(tl.maximum(score, -LARGEST), LARGEST)  # of NaN and a number, these take the number
         block = begin + tl.arange(0, TILE_K)
-        kept = tl.load(protected + block, mask=block < k_blocks, other=0) != 0
-        score = tl.where(kept[None, :], float("inf"), score)
+        if MASKED:
+            keep = tl.load(protected + block, mask=block < k_blocks, other=0) != 0
+        else:
+            keep = ((block >= kept) & (block < kept_to)) | ((block >= also) & (block < also_to))
+        score = tl.where(keep[None, :], float("inf"), score)
         tl.store(row_at + block[None, :], score, mask=(row < last_row)[:, None] & (block < k_blocks)[None, :])
 
 
 def score_blocks(
     q_cells: Tensor, k_cells: Tensor, out: Tensor, *, task: SelectionTask, heads: int, kv_heads: int,
-    items: slice, rows: slice, protected: Tensor,
+    items: slice, rows: slice,
 ) -> None:  # fmt: skip
     """Scores of some heads and query blocks into `out`, fp32 [items, rows, pitch]; see `score_torch.score_blocks`.
 
-    `items` counts query heads over the whole batch, b * Hq + h; `protected` is int8 [key blocks].
+    `items` counts query heads over the whole batch, b * Hq + h.
     """
     head_dim, geometry = q_cells.shape[-1], task.geometry
     q_places, k_places = next_power_of_2(q_cells.shape[1]), next_power_of_2(k_cells.shape[1])
     tile_q, tile_k = max(1, 16 // q_places, TILE.query_cells // q_places), max(1, TILE.key_cells // k_places)
+    masked = len(task.protected) > 2  # else two numbers a range, which spare the launches that make a mask
+    protected = None
+    if masked:
+        protected = block_mask(task.protected, key_blocks=task.key_blocks, device=out.device).view(torch.int8)
+    (kept, kept_to), (also, also_to) = ((0, 0), (0, 0)) if masked else (*task.protected, (0, 0), (0, 0))[:2]
     grid = (
         -(-(rows.stop - rows.start) // tile_q),
         -(-task.key_blocks // (tile_k * TILE.products)),
@@ -131,10 +146,11 @@ def score_blocks(
     _score_blocks[grid](
         q_cells, k_cells, protected, out, items.start, rows.start, rows.stop, heads, kv_heads, task.query_blocks,
         task.key_blocks, task.query_rows, out.stride(1), head_dim**-0.5 * math.log2(math.e),
+        kept, kept_to, also, also_to,
         REDUCE=task.reduce, Q_CELL=task.query_cell, Q_CELLS=q_cells.shape[1], K_CELLS=k_cells.shape[1],
         Q_PLACES=q_places, K_PLACES=k_places, HEAD_DIM=head_dim, COLUMNS=max(16, next_power_of_2(head_dim)),
         TILE_Q=tile_q, TILE_K=tile_k, PRODUCTS=TILE.products, LARGEST=LARGEST,
-        WHOLE=task.query_rows % geometry.query_rows == 0, num_warps=TILE.warps, num_stages=TILE.stages,
+        WHOLE=task.query_rows % geometry.query_rows == 0, MASKED=masked, num_warps=TILE.warps, num_stages=TILE.stages,
     )  # fmt: skip
 
 

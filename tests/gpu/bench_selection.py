@@ -30,7 +30,6 @@ from parallel_attn.selection import (
     pool_triton,
     score_triton,
 )
-from parallel_attn.selection.protect import block_mask
 from parallel_attn.selection.score_triton import Tile
 
 SHAPES = ((37_760, 7, 7), (44_160, 32, 8), (65_536, 16, 16), (131_072, 16, 16), (172_032, 16, 16))
@@ -78,16 +77,14 @@ def stages(q: torch.Tensor, k: torch.Tensor, geometry: BlockGeometry, budget: Bu
         return pool_triton.pool_cells(q, k, task=task)
 
     q_cells, k_cells = pool()
-    protected = block_mask(task.protected, key_blocks=task.key_blocks, device=q.device).view(torch.int8)
     scores = score_triton.workspace(items.stop, rows.stop, task=task, device=q.device)
     selection = selector.select(q, k, geometry=geometry)
     limits = choose_triton.limits_of(task.quota, device=q.device)
 
     def score():
         score_triton.score_blocks(
-            q_cells, k_cells, scores,
-            task=task, heads=heads, kv_heads=kv_heads, items=items, rows=rows, protected=protected,
-        )  # fmt: skip
+            q_cells, k_cells, scores, task=task, heads=heads, kv_heads=kv_heads, items=items, rows=rows
+        )
 
     def choose():
         choose_triton.choose_blocks(

@@ -24,7 +24,6 @@ from parallel_attn.selection import (
     score_triton,
 )
 from parallel_attn.selection.budget import Quota
-from parallel_attn.selection.protect import block_mask
 
 pytestmark = pytest.mark.gpu
 
@@ -65,15 +64,22 @@ def test_pooled_cells_are_the_same_bits(dtype, queries, keys, blocks, cells, hea
     ],
 )
 def test_scores_agree_in_every_tile_and_piece(reduce, geometry, queries, keys):
-    q, k = tensors(queries, keys, batch=2, scale=2.0)
-    selected = task(geometry, queries, keys, reduce=reduce, protected=((0, 1),))
+    assert_scores(task(geometry, queries, keys, reduce=reduce, protected=((0, 1),)))
+
+
+@pytest.mark.parametrize("ranges", [0, 1, 2, 4])
+def test_every_protected_range_scores_infinity(ranges):
+    """With a range more for the ragged tail; up to two are numbers of the launch, more are a mask."""
+    protected = tuple((4 * start, 4 * start + 2) for start in range(ranges))
+    assert_scores(task(BlockGeometry(query_rows=32, key_rows=16), 203, 331, protected=protected))
+
+
+def assert_scores(selected):
+    q, k = tensors(selected.query_rows, selected.key_rows, batch=2, scale=2.0)
     q_cells, k_cells = pool_triton.pool_cells(q, k, task=selected)
-    protected = block_mask(selected.protected, key_blocks=selected.key_blocks, device=DEVICE).view(torch.int8)
     for items, rows in ((slice(1, 7), slice(0, selected.query_blocks)), (slice(5, 6), slice(1, selected.query_blocks))):
         out = score_triton.workspace(items.stop - items.start, rows.stop - rows.start, task=selected, device=DEVICE)
-        score_triton.score_blocks(
-            q_cells, k_cells, out, task=selected, heads=4, kv_heads=2, items=items, rows=rows, protected=protected
-        )
+        score_triton.score_blocks(q_cells, k_cells, out, task=selected, heads=4, kv_heads=2, items=items, rows=rows)
         for item in range(items.start, items.stop):
             expected, bound = torch_scores(q, k, selected, b=item // 4, h=item % 4)
             found = out[item - items.start, :, : selected.key_blocks]
