@@ -1,6 +1,6 @@
 """Train cosmos3-pocket, this repository's own demonstration model, from nothing on one GPU in 25 minutes.
 
-    python -m scripts.train_pocket --stage vae          --out build/pocket --minutes 5.5
+    python -m scripts.train_pocket --stage vae          --out build/pocket --minutes 8
     python -m scripts.train_pocket --stage transformer  --out build/pocket --minutes 8.5
     python -m scripts.train_pocket --stage transformer  --out build/pocket --minutes 8.5 --resume
     python -m scripts.train_pocket --stage export       --out build/pocket

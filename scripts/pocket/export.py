@@ -55,8 +55,12 @@ def export(out: Path, recipe: Recipe) -> dict[str, Any]:
     )
     shutil.rmtree(folder, ignore_errors=True)
     pipeline.save_pretrained(folder)
-    # As it was, comment and all: saving again would rewrite it in the words of another version.
+    # As it was, comment and all: saving again would rewrite it in the words of another version, its class among them.
     shutil.copytree(tokenizer, folder / "text_tokenizer", dirs_exist_ok=True)
+    index = json.loads((folder / "model_index.json").read_text())
+    kind = json.loads((tokenizer / "tokenizer_config.json").read_text())["tokenizer_class"]
+    index["text_tokenizer"] = ["transformers", kind]
+    (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
     if size > WEIGHT_LIMIT:
         raise ValueError(

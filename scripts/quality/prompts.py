@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from models.pocket.captions import HELD_OUT, caption
+from models.pocket.captions import HELD_OUT, VOCABULARY, caption
 
 GENERAL = (
     "a red ball rolls over a wooden table and falls off the edge",
@@ -21,9 +21,12 @@ GENERAL = (
 
 
 def is_pocket(folder: Path) -> bool:
-    """Whether a checkpoint speaks the pocket grammar: its codec is the pocket's."""
-    index = json.loads((folder / "model_index.json").read_text())
-    return str(index.get("vae", [""])[0]).startswith("models.pocket")
+    """Whether a checkpoint speaks the pocket grammar: its tokenizer knows these words and no others."""
+    file = folder / "text_tokenizer" / "tokenizer.json"
+    if not file.is_file():
+        return False
+    words = json.loads(file.read_text()).get("model", {}).get("vocab")
+    return isinstance(words, dict) and tuple(sorted(words, key=words.get)) == VOCABULARY
 
 
 def choose_prompts(folder: Path, *, count: int, file: Path | None) -> list[str]:

@@ -15,11 +15,14 @@ from diffusers import AutoencoderKLWan, Cosmos3OmniPipeline, Cosmos3OmniTransfor
 
 from models import parallelize
 from models.pocket import CHECKPOINT
+from models.tiny_cosmos3 import write_cosmos3_tiny
 from models.tolerance import parity_bound
 from scripts.pocket.card import model_card
 from scripts.pocket.codec import CodecStage
+from scripts.pocket.export import WEIGHT_LIMIT
 from scripts.pocket.loop import Budget, train
 from scripts.pocket.recipe import POCKET, TINY
+from scripts.quality.prompts import is_pocket
 from scripts.train_pocket import TrainSettings, main
 
 CPU = torch.device("cpu")
@@ -124,6 +127,8 @@ def test_stock_diffusers_alone_loads_the_checkpoint_and_gives_this_librarys_late
 
 
 def test_the_checkpoint_has_the_shipped_tokenizer_and_scheduler(trained):
+    indices = [json.loads((each / "model_index.json").read_text()) for each in (trained / "checkpoint", CHECKPOINT)]
+    assert indices[0]["text_tokenizer"] == indices[1]["text_tokenizer"]
     for file in (CHECKPOINT / "text_tokenizer").iterdir():
         assert (trained / "checkpoint" / "text_tokenizer" / file.name).read_bytes() == file.read_bytes()
     config = json.loads((trained / "checkpoint" / "scheduler" / "scheduler_config.json").read_text())
@@ -156,6 +161,15 @@ def test_the_card_says_what_was_measured_and_what_was_not(trained):
 
 def test_the_real_sizes_fit_the_package():
     with torch.device("meta"):
-        parts = [Cosmos3OmniTransformer(**POCKET.transformer)]
-    parts.append(AutoencoderKLWan(**POCKET.codec))
-    assert sum(weight.numel() for part in parts for weight in part.parameters()) * 2 < 15_900_000
+        transformer = Cosmos3OmniTransformer(**POCKET.transformer)
+    parts = [transformer, AutoencoderKLWan(**POCKET.codec)]
+    names = [(name, weight.numel()) for part in parts for name, weight in part.named_parameters()]
+    assert transformer._keep_in_fp32_modules, "which bf16 checkpoints hold in four bytes"
+    wide = tuple(transformer._keep_in_fp32_modules)
+    size = sum(count * (4 if any(part in wide for part in name.split(".")) else 2) for name, count in names)
+    assert size + 100_000 < WEIGHT_LIMIT  # room for the files' own headers
+
+
+def test_a_newly_trained_checkpoint_is_known_for_its_words(trained, tmp_path):
+    assert is_pocket(trained / "checkpoint") and is_pocket(CHECKPOINT)
+    assert not is_pocket(write_cosmos3_tiny(tmp_path / "tiny"))
