@@ -40,7 +40,7 @@ class Shape:
 class Rounds:
     """The tensors of one shape, the rows of the table, and the calls behind those that run."""
 
-    def __init__(self, shape: Shape, *, device: torch.device) -> None:
+    def __init__(self, shape: Shape, *, device: torch.device, packed: bool = False) -> None:
         self.shape, self.device = shape, device
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         generator = torch.Generator(device=device).manual_seed(0)
@@ -52,6 +52,8 @@ class Rounds:
                 (shape.key_rows, shape.kv_heads),
             )
         )
+        self.packed = _packed(self.q, self.k, self.v) if packed else None
+        """The same values as an exchange leaves them, for calls of kernels alone."""
         self.rows: list[dict[str, Any]] = []
         self._calls: list[tuple[dict[str, Any], Callable[[], Tensor]]] = []
 
@@ -59,7 +61,7 @@ class Rounds:
         """Add a dense backend."""
         row = {"kernel": backend.name, "path": "dense", "blocks": None, "sparsity": 0.0, "share_kept": 1.0}
         if not self._refused(row, backend.reasons_against(DenseCall(**self._sizes()))):
-            self._add(row, lambda: backend.attend(self.q, self.k, self.v, causal=False))
+            self._add_kernel(row, lambda q, k, v: backend.attend(q, k, v, causal=False))
 
     def sparse(self, backend: SparseBackend, blocks: tuple[int, int], sparsity: float) -> None:
         """Add a block-sparse backend: its kernel alone, and the whole call with the selection in it.
@@ -77,7 +79,7 @@ class Rounds:
 
         chosen = select()
         row["share_kept"] = chosen.indices.shape[3] / chosen.key_blocks
-        self._add(row, lambda: backend.attend(self.q, self.k, self.v, chosen))
+        self._add_kernel(row, lambda q, k, v: backend.attend(q, k, v, chosen))
         self._add(row | {"path": "select + kernel"}, lambda: backend.attend(self.q, self.k, self.v, select()))
 
     def run(self, rounds: int) -> None:
@@ -106,6 +108,12 @@ class Rounds:
     def _add(self, row: dict[str, Any], call: Callable[[], Tensor]) -> None:
         self.rows.append(row)
         self._calls.append((row, call))
+
+    def _add_kernel(self, row: dict[str, Any], attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        self._add(row, lambda: attend(self.q, self.k, self.v))
+        if self.packed is not None:
+            views = self.packed
+            self._add(row | {"path": row["path"] + ", packed"}, lambda: attend(*views))
 
     def _refused(self, row: dict[str, Any], reasons: list[str]) -> bool:
         if reasons:
@@ -149,3 +157,15 @@ class Rounds:
                 call()
             host.append((time.perf_counter() - start) * 1e6 / 3)
         return {"mb_beside": beside / 1e6, "host_us": statistics.median(host)}
+
+
+def _packed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Views [B, S, H, D] of one buffer [S, B, (Hq + 2 Hkv) D], with the values of q, k and v; q may have fewer rows."""
+    buffer = k.new_zeros(k.shape[1], k.shape[0], (q.shape[2] + 2 * k.shape[2]) * q.shape[3])
+    columns = buffer.split([x.shape[2] * x.shape[3] for x in (q, k, v)], dim=2)
+    views = [
+        part[: x.shape[1]].unflatten(2, x.shape[2:]).transpose(0, 1) for part, x in zip(columns, (q, k, v), strict=True)
+    ]
+    for view, x in zip(views, (q, k, v), strict=True):
+        view.copy_(x)
+    return views[0], views[1], views[2]

@@ -76,6 +76,8 @@ class Options:
     fastest two when left out."""
     backends: tuple[str, ...] = ("fa4", "cudnn", "flex", "reference")
     """Block-sparse backends to time, where they run."""
+    packed: bool = False
+    """Time every kernel also on q, k and v as an exchange leaves them, views of one buffer: a path of "..., packed"."""
     rounds: int = 5
     """Turns of every contestant."""
 
@@ -121,7 +123,7 @@ def main() -> dict[str, Any]:
 
 @torch.no_grad()
 def _compare(shape: Shape, options: Options, *, device: torch.device) -> list[dict[str, Any]]:
-    rounds = Rounds(shape, device=device)
+    rounds = Rounds(shape, device=device, packed=options.packed)
     fastest = ("fa4", "sdpa-cudnn") if device.type == "cuda" else ("reference", "sdpa-flash")
     for name in options.dense_backends or fastest:
         rounds.dense(DENSE[name])

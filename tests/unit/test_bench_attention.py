@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from scripts import bench_attention
+from scripts.attention_rounds import Rounds, Shape
 
 
 @pytest.fixture
@@ -35,6 +36,21 @@ def test_rows_of_dense_and_block_sparse_kernels(bench):
     assert [row["share_kept"] for row in rows] == [1, 1, 0.5, 0.5, pytest.approx(2 / 3), pytest.approx(2 / 3)]
     assert max(row["share_of_ideal"] for row in rows[:2]) == max(row["speedup"] for row in rows[:2]) == 1
     assert all(row["milliseconds"] > 0 and row["tflops"] > 0 for row in rows)
+
+
+def test_kernels_on_views_of_a_packed_buffer(bench):
+    document, _ = bench("--geometry", "cosmos3-nano", "--degree", "8", "--packed")
+    kernels = [row for row in document["rows"] if row["path"] != "select + kernel"]
+    assert [row["path"] for row in kernels] == ["dense", "dense, packed"] * 2 + ["kernel", "kernel, packed"] * 2
+    assert all(row["milliseconds"] > 0 for row in kernels)
+
+
+def test_packed_views_hold_the_same_values():
+    rounds = Rounds(Shape(5, 7, 4, 2, 8), device=torch.device("cpu"), packed=True)
+    for view, x in zip(rounds.packed, (rounds.q, rounds.k, rounds.v), strict=True):
+        assert torch.equal(view, x)
+        assert view.stride()[1:] == (64, 8, 1)
+        assert view.untyped_storage().data_ptr() == rounds.packed[0].untyped_storage().data_ptr()
 
 
 def test_a_table_for_every_length(bench):
