@@ -31,8 +31,8 @@ endif
 
 demo: setup
 	$(RUN) -m torch.distributed.run --nproc-per-node=2 --standalone --local-addr=127.0.0.1 -m scripts.generate \
-	    --model cosmos3-pocket --prompt "$(DEMO_PROMPT)" --parallel.ulysses 2 --offload.mode layerwise \
-	    --offload.resident-blocks 2 --out $(DEMO_OUT)
+	    --model cosmos3-pocket --prompt "$(DEMO_PROMPT)" --parallel.ulysses 2 --attention.recipe cosmos3-switch \
+	    --offload.mode layerwise --offload.resident-blocks 2 --out $(DEMO_OUT)
 
 # Two tests at a time, one thread each. Those that start ranks go by the file, so that what a file's tests share is made
 # once, and in order of name: xdist would start the files of fewest tests last, and long ones are among them. Forked tests

@@ -63,13 +63,14 @@ def read_video(path: Path) -> torch.Tensor:
 
 def test_the_video_shows_what_the_prompt_says(tmp_path):
     out = tmp_path / "clip.mp4"
-    command = torchrun("--prompt", caption(DEMO), "--out", str(out), model="cosmos3-pocket")
+    recipe = ("--attention.recipe", "cosmos3-switch")
+    command = torchrun("--prompt", caption(DEMO), *recipe, "--out", str(out), model="cosmos3-pocket")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout.strip().splitlines()[-1])
     assert analyse(read_video(out))[0] == DEMO
     assert (document["world_size"], document["degree"], document["steps"]) == (2, 2, 20)
-    assert document["dispatch"] == [["sdpa-flash"] * 6] * 20
+    assert document["dispatch"] == [["sdpa-flash"] * 6] * 10 + [["reference-sparse 64x64"] * 6] * 10
     assert document["text_forwards_reused"] == 2 * 20 - 2
     assert document["seconds_per_step"] > 0
     assert document["peak_bytes"] > 0
