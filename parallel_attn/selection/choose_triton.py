@@ -36,8 +36,10 @@ def _flip(bits):
 
 @triton.jit
 def _between(low, high, step, above_low, above_high, wanted):
-    """A key strictly between two keys: of the value that counts like `above_low` and `above_high` put at `wanted`
-    at first, then the middle key."""
+    """A key strictly between two keys.
+
+    At first that of the value at which `wanted` would lie above, were scores spread evenly; then the middle key.
+    """
     share = (above_low - wanted).to(tl.float32) / (above_low - above_high).to(tl.float32)
     low_value = _flip(low).to(tl.float32, bitcast=True)
     value = (1.0 - share) * low_value + share * _flip(high).to(tl.float32, bitcast=True)

@@ -124,34 +124,38 @@ def _score_blocks(
 
 def score_blocks(
     q_cells: Tensor, k_cells: Tensor, out: Tensor, *, task: SelectionTask, heads: int, kv_heads: int,
-    items: slice, rows: slice,
+    items: slice, rows: slice, mask: Tensor | None,
 ) -> None:  # fmt: skip
     """Scores of some heads and query blocks into `out`, fp32 [items, rows, pitch]; see `score_torch.score_blocks`.
 
-    `items` counts query heads over the whole batch, b * Hq + h.
+    `items` counts query heads over the whole batch, b * Hq + h; `mask` from `protected_mask` of the task.
     """
     head_dim, geometry = q_cells.shape[-1], task.geometry
     q_places, k_places = next_power_of_2(q_cells.shape[1]), next_power_of_2(k_cells.shape[1])
     tile_q, tile_k = max(1, 16 // q_places, TILE.query_cells // q_places), max(1, TILE.key_cells // k_places)
-    masked = len(task.protected) > 2  # else two numbers a range, which spare the launches that make a mask
-    protected = None
-    if masked:
-        protected = block_mask(task.protected, key_blocks=task.key_blocks, device=out.device).view(torch.int8)
-    (kept, kept_to), (also, also_to) = ((0, 0), (0, 0)) if masked else (*task.protected, (0, 0), (0, 0))[:2]
+    (kept, kept_to), (also, also_to) = (*task.protected, (0, 0), (0, 0))[:2]
     grid = (
         -(-(rows.stop - rows.start) // tile_q),
         -(-task.key_blocks // (tile_k * TILE.products)),
         items.stop - items.start,
     )
     _score_blocks[grid](
-        q_cells, k_cells, protected, out, items.start, rows.start, rows.stop, heads, kv_heads, task.query_blocks,
+        q_cells, k_cells, mask, out, items.start, rows.start, rows.stop, heads, kv_heads, task.query_blocks,
         task.key_blocks, task.query_rows, out.stride(1), head_dim**-0.5 * math.log2(math.e),
         kept, kept_to, also, also_to,
         REDUCE=task.reduce, Q_CELL=task.query_cell, Q_CELLS=q_cells.shape[1], K_CELLS=k_cells.shape[1],
         Q_PLACES=q_places, K_PLACES=k_places, HEAD_DIM=head_dim, COLUMNS=max(16, next_power_of_2(head_dim)),
         TILE_Q=tile_q, TILE_K=tile_k, PRODUCTS=TILE.products, LARGEST=LARGEST,
-        WHOLE=task.query_rows % geometry.query_rows == 0, MASKED=masked, num_warps=TILE.warps, num_stages=TILE.stages,
+        WHOLE=task.query_rows % geometry.query_rows == 0, MASKED=mask is not None,
+        num_warps=TILE.warps, num_stages=TILE.stages,
     )  # fmt: skip
+
+
+def protected_mask(task: SelectionTask, *, device: torch.device) -> Tensor | None:
+    """The protected key blocks, int8 [key blocks]; None where two ranges say it, which no launch need write down."""
+    if len(task.protected) <= 2:
+        return None
+    return block_mask(task.protected, key_blocks=task.key_blocks, device=device).view(torch.int8)
 
 
 def workspace(items: int, rows: int, *, task: SelectionTask, device: torch.device) -> Tensor:

@@ -77,13 +77,14 @@ def stages(q: torch.Tensor, k: torch.Tensor, geometry: BlockGeometry, budget: Bu
         return pool_triton.pool_cells(q, k, task=task)
 
     q_cells, k_cells = pool()
+    mask = score_triton.protected_mask(task, device=q.device)
     scores = score_triton.workspace(items.stop, rows.stop, task=task, device=q.device)
     selection = selector.select(q, k, geometry=geometry)
     limits = choose_triton.limits_of(task.quota, device=q.device)
 
     def score():
         score_triton.score_blocks(
-            q_cells, k_cells, scores, task=task, heads=heads, kv_heads=kv_heads, items=items, rows=rows
+            q_cells, k_cells, scores, task=task, heads=heads, kv_heads=kv_heads, items=items, rows=rows, mask=mask
         )
 
     def choose():

@@ -77,9 +77,12 @@ def test_every_protected_range_scores_infinity(ranges):
 def assert_scores(selected):
     q, k = tensors(selected.query_rows, selected.key_rows, batch=2, scale=2.0)
     q_cells, k_cells = pool_triton.pool_cells(q, k, task=selected)
+    mask = score_triton.protected_mask(selected, device=DEVICE)
     for items, rows in ((slice(1, 7), slice(0, selected.query_blocks)), (slice(5, 6), slice(1, selected.query_blocks))):
         out = score_triton.workspace(items.stop - items.start, rows.stop - rows.start, task=selected, device=DEVICE)
-        score_triton.score_blocks(q_cells, k_cells, out, task=selected, heads=4, kv_heads=2, items=items, rows=rows)
+        score_triton.score_blocks(
+            q_cells, k_cells, out, task=selected, heads=4, kv_heads=2, items=items, rows=rows, mask=mask
+        )
         for item in range(items.start, items.stop):
             expected, bound = torch_scores(q, k, selected, b=item // 4, h=item % 4)
             found = out[item - items.start, :, : selected.key_blocks]
