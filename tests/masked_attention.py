@@ -12,23 +12,19 @@ def masked(request: Request, recorded: list[Selection], q, k, v, prefix) -> torc
     """fp64 attention under the mask that the selections of one call spell out: one, or one a sample."""
     batch, group = q.shape[0], q.shape[2] // k.shape[2]
     out = torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float64)
-    selections = iter(recorded)
-    single = len(recorded) == 1
-    selection = next(selections)
     for b in range(batch):
+        selection, sample = (recorded[0], b) if len(recorded) == 1 else (recorded[b], 0)
         nq, nk, np = (f(batch)[b] for f in (request.valid_queries, request.valid_keys, request.prefix_rows))
         keys, values = k[b, :nk], v[b, :nk]
         if prefix is not None:
             keys, values = (torch.cat([x, part[b, :np]]) for x, part in zip((keys, values), prefix, strict=True))
-        if b and not single:
-            selection = next(selections)
-        lists = selection.indices[b if single else 0], selection.counts[b if single else 0]
+        indices, counts = selection.indices[sample], selection.counts[sample]
         allowed = torch.zeros(q.shape[2], nq, keys.shape[0], dtype=torch.bool)
         allowed[:, : selection.dense_query_rows] = True
         for h in range(q.shape[2]):
-            for m in range(lists[1].shape[1]):
+            for m in range(counts.shape[1]):
                 start = selection.dense_query_rows + m * selection.geometry.query_rows
-                for block in lists[0][h, m, : lists[1][h, m]].tolist():
+                for block in indices[h, m, : counts[h, m]].tolist():
                     rows = slice(block * selection.geometry.key_rows, (block + 1) * selection.geometry.key_rows)
                     allowed[h, start : start + selection.geometry.query_rows, rows] = True
         keys, values = (x.double().repeat_interleave(group, 1) for x in (keys, values))
