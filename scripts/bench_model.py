@@ -139,7 +139,7 @@ def main() -> tuple[dict[str, Any], int]:
     strategies |= {name: name for name in options.recipes or fitting(case, layers)}
     contestants = [Contestant(STOCK, transformers[0], None, steps=case.steps)]
     contestants += [Contestant(name, transformers[1], each, steps=case.steps) for name, each in strategies.items()]
-    with torch.inference_mode():
+    with torch.no_grad():  # as diffusers' pipelines do
         arguments = case.arguments(transformers[0], options.tiny)
         new_graphs = race(contestants, lambda transformer: transformer(**arguments), options)
     rows = [contestant.row() | {"new_graphs": new_graphs[contestant.name]} for contestant in contestants]

@@ -7,9 +7,10 @@
 One run times this library and the real code of diffusers, xfuser and yunchang (scripts/ulysses_peers.py) on the same
 tensors. "exchange" is everything of an attention call but the kernel: packing, collectives, unpacking and merging
 around a stand-in that returns a fresh tensor of the right shape. "attention" is the whole call with PyTorch's flash
-kernel. Everyone allocates every buffer in every call. Contestants alternate within each round, so that drift hits all
-alike; each calls twice in a row, as layer follows layer, and the second call is timed. A round's time is that of the
-slowest rank. Ranks on a CPU have one thread each.
+kernel. "bytes alone" is the floor of the exchange: its two collectives on buffers that are already there. Everyone else
+allocates every buffer in every call. Contestants alternate within each round, so that drift hits all alike; each calls
+several times in a row, as layer follows layer, and the first call is not timed: on a GPU it is what keeps the device at
+work when the timed ones come. A round's time is that of the slowest rank. Ranks on a CPU have one thread each.
 
 First, every contestant is compared with attention over the whole sequence, at `--attention-rows`, and what it refuses
 or gets wrong is said in its rows. A call that may end the processes is tried in processes of its own.

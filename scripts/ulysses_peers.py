@@ -16,12 +16,14 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from parallel_attn import AttentionConfig, AttentionPlan, KVPrefix, ParallelAttention, Request, local_rows
 from parallel_attn.backends import DENSE_BACKENDS, DenseBackend
 from parallel_attn.backends.call import DenseCall
+from parallel_attn.request import shard_rows
 
 Text = tuple[Tensor, Tensor]
 """K and V rows [B, T, Hkv, D] that every rank holds in full."""
@@ -53,6 +55,7 @@ class Contestant:
     package: str
     aborts_on_ragged = False
     """Whether ranks with unequal rows enter a collective that they disagree about, which may end the processes."""
+    attends = True
 
     def __init__(self, mesh: DeviceMesh, kernel: DenseBackend) -> None:
         self.group, self.kernel = mesh.get_group("ulysses"), kernel
@@ -104,6 +107,26 @@ class ThisLibrary(Contestant):
     def traced(self, q: Tensor, k: Tensor, v: Tensor, *, text: Text | None = None, causal: bool = False) -> Tensor:
         """See `Contestant.traced`; below the opaque operator, which has refused causal attention before."""
         return self.plan.attend(0, q, k, v, text)
+
+
+class BytesAlone(Contestant):
+    """The exchange's two collectives on buffers that are already there: what its bytes cost, whoever moves them."""
+
+    name, package, attends = "bytes alone", "torch", False
+
+    def begin(self, rows: int, text_rows: int) -> None:
+        """See `Contestant.begin`."""
+        self._shards, self._buffers = list(shard_rows(rows, degree=self.group.size())), None
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, text: Text | None = None, causal: bool = False) -> Tensor:
+        mine, whole = [q.shape[1]] * self.group.size(), self._shards
+        if self._buffers is None:
+            widths = [sum(x.numel() for x in moved) // sum(mine) for moved in ((q, k, v), (q,))]
+            self._buffers = [q.new_empty(sum(rows), width) for width in widths for rows in (mine, whole)]
+        send, recv, merged, out = self._buffers
+        dist.all_to_all_single(recv, send, whole, mine, group=self.group)
+        dist.all_to_all_single(merged, out, mine, whole, group=self.group)
+        return q
 
 
 class Diffusers(Contestant):
@@ -219,6 +242,7 @@ class Yunchang(Contestant):
 
 
 CONTESTANTS: dict[str, type[Contestant]] = {
-    kind.name: kind for kind in (ThisLibrary, Diffusers, DiffusersAnything, Xfuser, XfuserCombined, Yunchang)
+    kind.name: kind
+    for kind in (ThisLibrary, BytesAlone, Diffusers, DiffusersAnything, Xfuser, XfuserCombined, Yunchang)
 }
 """Every contestant by name; the first is what the others are compared with."""

@@ -44,6 +44,8 @@ def make_rows(
             continue
         group = []
         for name, kind in CONTESTANTS.items():
+            if not measure.takes(kind):
+                continue
             row = {"measure": measure.name, "case": case.name, "contestant": name}
             row |= {"version": installed_version(kind.package), "rows": measure.rows_of(case)}
             row |= {field: getattr(case, field) for field in _SIZES}
@@ -62,11 +64,11 @@ def _figures(found: list[dict[str, Any]], measure: str) -> dict[str, Any]:
     problems = [f"rank {rank}: {report['refused']}" for rank, report in enumerate(found) if "refused" in report]
     if problems:
         return {"status": "refused", "reason": problems[0]}
-    timed = [report[measure] for report in found]
+    timed, off = [report[measure] for report in found], [report["max_abs_diff"] for report in found]
     rounds = [max(times) for times in zip(*(report["milliseconds"] for report in timed), strict=True)]
     return {
         "status": "wrong" if any(report["wrong"] for report in found) else "ok",
-        "max_abs_diff": max(report["max_abs_diff"] for report in found),
+        "max_abs_diff": None if None in off else max(off),
         "median_ms": statistics.median(rounds),
         "min_ms": min(rounds),
         "max_ms": max(rounds),
@@ -90,9 +92,13 @@ def show(rows: list[dict[str, Any]]) -> None:
                 str(row["collectives"]),
                 f"{row['sent_bytes'] / 1e6:.1f}",
                 f"{row['tensor_passes']:.1f}" if "tensor_passes" in row else "",
-                ("WRONG: " if row["status"] == "wrong" else "") + f"{row['max_abs_diff']:.2g}",
+                ("WRONG: " if row["status"] == "wrong" else "") + _off_by(row["max_abs_diff"]),
             ]
         else:
             cells += [""] * len(figures) + [escape(f"{row['status']}: {row['reason']}")]
         table.add_row(*cells, end_section=row["contestant"] == list(CONTESTANTS)[-1])
     Console(file=sys.stderr, width=None if sys.stderr.isatty() else 200).print(table)
+
+
+def _off_by(difference: float | None) -> str:
+    return "does not attend" if difference is None else f"{difference:.2g}"

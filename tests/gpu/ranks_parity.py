@@ -118,22 +118,25 @@ def compare(mesh, rank: int, size: int) -> list[dict]:
     return rows
 
 
-def milliseconds(call: Callable[[], object], *, rounds: int = 15) -> float:
-    for _ in range(3):
-        call()
-    samples = []
+def milliseconds(calls: list[Callable[[], object]], *, rounds: int = 9, in_a_row: int = 3) -> list[float]:
+    """The median time of each on the device, in turns; a call goes ahead of the timed ones, as layer follows layer."""
+    samples: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
-        dist.barrier()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        samples.append(start.elapsed_time(end))
-    return statistics.median(samples)
+        for call, found in zip(calls, samples, strict=True):
+            dist.barrier()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            call()
+            start.record()
+            for _ in range(in_a_row):
+                call()
+            end.record()
+            end.synchronize()
+            found.append(start.elapsed_time(end) / in_a_row)
+    return [statistics.median(found[1:]) for found in samples]
 
 
 def measure(mesh, rank: int, size: int) -> list[dict]:
+    """A request of many calls, as a model's layers are, on this GPU alone and on all; the alone calls run together."""
     rows = []
     request = Request(rows=44_160, prefix=KVPrefix(rows=512, kind="replicated"))
     q, k, v, prefix = inputs(request, (32, 8), 1)
@@ -141,10 +144,13 @@ def measure(mesh, rank: int, size: int) -> list[dict]:
     shards = tuple(x[:, mine].contiguous() for x in (q, k, v))
     for method, blocks in METHODS.items():
         config = AttentionConfig(dense_backend="fa4")
-        alone = ParallelAttention(AttentionPlan(config=config, strategy=sparse(blocks)))
-        together = ParallelAttention(AttentionPlan(mesh=mesh, config=config, strategy=sparse(blocks)))
-        one = milliseconds(lambda: alone(q, k, v, prefix=prefix, request=request))  # noqa: B023
-        many = milliseconds(lambda: together(*shards, prefix=prefix, request=request))  # noqa: B023
+        plans = [AttentionPlan(mesh=each, config=config, strategy=sparse(blocks)) for each in (None, mesh)]
+        for plan in plans:
+            plan.begin(request)
+        alone, together = (ParallelAttention(plan) for plan in plans)
+        one, many = milliseconds(
+            [lambda: alone(q, k, v, prefix=prefix), lambda: together(*shards, prefix=prefix)]  # noqa: B023
+        )
         rows.append({"method": method, "one_gpu_ms": one, "ranks_ms": many, "speedup": one / many,
                      "path": next(iter(together.plan.record.calls))[2]})  # fmt: skip
     return rows

@@ -30,7 +30,8 @@ def test_rows_of_every_case_and_contestant(document):
     assert (document["ranks"], document["backend"], document["torch"]) == (2, "gloo", torch.__version__)
     cases = ["batch 1", "batch 2", "GQA", "ragged", "text"]
     expected = [("exchange", case, name) for case in cases for name in CONTESTANTS]
-    expected += [("attention", case, name) for case in [*cases, "causal"] for name in CONTESTANTS]
+    attending = [name for name, kind in CONTESTANTS.items() if kind.attends]
+    expected += [("attention", case, name) for case in [*cases, "causal"] for name in attending]
     assert [(row["measure"], row["case"], row["contestant"]) for row in document["rows"]] == expected
     for row in document["rows"]:
         if row["status"] in ("refused", "failed", "missing"):
@@ -53,6 +54,16 @@ def test_this_library_is_exact_in_two_collectives(document):
             sizes |= {"head_dim": row["head_dim"], "batch": row["batch"], "bytes_per_element": 4}
             sent = [ulysses_sent_bytes(AttentionGeometry(**sizes), degree=2, rank=rank) for rank in (0, 1)]
             assert row["sent_bytes"] == max(sent)
+
+
+def test_the_bytes_alone_are_those_of_the_exchange(document):
+    own, alone = (
+        {row["case"]: row for row in document["rows"] if (row["measure"], row["contestant"]) == ("exchange", name)}
+        for name in ("parallel-attn", "bytes alone")
+    )
+    for case, row in alone.items():
+        assert (row["status"], row["max_abs_diff"]) == ("ok", None)
+        assert (row["sent_bytes"], row["collectives"], row["copies"]) == (own[case]["sent_bytes"], 2, 0)
 
 
 def test_diffusers_takes_part(document):
