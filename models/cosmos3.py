@@ -43,7 +43,7 @@ class Cosmos3Processor(ParallelProcessor):
         v_gen = attn.add_v_proj(gen_seq).unflatten(-1, kv_heads)
         gen = (q_gen[None], k_gen[None], v_gen[None])
         if und_seq.shape[0] == 0:
-            return und_seq, attn.to_add_out(self.attention(*gen)[0].flatten(-2))
+            return und_seq, _project(attn.to_add_out, self.attention(*gen))
 
         q_und = _rotate(attn.norm_q(attn.to_q(und_seq).unflatten(-1, q_heads)), cos_und, sin_und)
         k_normed = attn.norm_k(attn.to_k(und_seq).unflatten(-1, kv_heads))
@@ -54,7 +54,13 @@ class Cosmos3Processor(ParallelProcessor):
             k_for_gen = _rotate(attn.k_norm_und_for_gen(k_normed), cos_und, sin_und)
         und_out = self.attention.replicated(q_und[None], k_und[None], v_und[None])
         gen_out = self.attention(*gen, prefix=(k_for_gen[None], v_und[None]))
-        return attn.to_out(und_out[0].flatten(-2)), attn.to_add_out(gen_out[0].flatten(-2))
+        return _project(attn.to_out, und_out), _project(attn.to_add_out, gen_out)
+
+
+def _project(to_out: nn.Module, out: Tensor) -> Tensor:
+    """[1, s, H, D] to [s, C]. The batch dim stays on until the end: Inductor takes a projection of two dims and the
+    residual for one addmm, which copies the whole residual first, where the next norm would have read it anyway."""
+    return to_out(out.flatten(-2))[0]
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
