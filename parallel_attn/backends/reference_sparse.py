@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..selection import Selection
+from .reference import ROWS_AT_ONCE
 from .sparse_call import SparseCall
 
 
@@ -36,9 +37,12 @@ class ReferenceSparse:
                     for x, head in ((q, h), (k, h // call.group), (v, h // call.group))
                 )
                 kept = kept_pairs(call, selection.indices[b, h], selection.counts[b, h])
-                # A row without a block would come out as NaN: the contract of `Selection` is broken, so it shows.
-                scores = (q_SD @ k_SD.T * call.head_dim**-0.5).masked_fill(~kept, float("-inf"))
-                out[b, :, h] = (scores.softmax(-1) @ v_SD).to(call.dtype)
+                for start in range(0, call.query_rows, ROWS_AT_ONCE):
+                    some = slice(start, start + ROWS_AT_ONCE)
+                    scores = (q_SD[some] @ k_SD.T).mul_(call.head_dim**-0.5)
+                    # A row without a block would come out as NaN: the contract of `Selection` is broken, so it shows.
+                    scores.masked_fill_(~kept[some], float("-inf"))
+                    out[b, some, h] = (scores.softmax(-1) @ v_SD).to(call.dtype)
         return out
 
 

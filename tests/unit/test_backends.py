@@ -40,6 +40,14 @@ def test_attention_by_definition(name, dtype, tolerance, causal):
     torch.testing.assert_close(out.double(), oracle(q, k, v, causal=causal), rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_reference_computes_long_sequences_in_pieces(monkeypatch, causal):
+    monkeypatch.setattr("parallel_attn.backends.reference.ROWS_AT_ONCE", 16)
+    q, k, v = (torch.randn(1, 37, heads, 16) for heads in (4, 2, 2))
+    out = DENSE_BACKENDS["reference"].attend(q, k, v, causal=causal)
+    torch.testing.assert_close(out.double(), oracle(q, k, v, causal=causal), rtol=0, atol=2e-6)
+
+
 def test_the_reference_gives_a_head_the_same_bits_alone_and_among_others():
     q, k, v = (torch.randn(1, 50, heads, 16) for heads in (8, 4, 4))
     together = DENSE_BACKENDS["reference"].attend(q, k, v, causal=False)

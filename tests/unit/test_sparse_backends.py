@@ -48,6 +48,14 @@ def test_the_reference_is_attention_over_the_listed_blocks(blocks, heads, query_
     torch.testing.assert_close(half.double(), oracle(q, k, v, selection), rtol=0, atol=5e-2)
 
 
+def test_long_sequences_in_pieces(monkeypatch):
+    monkeypatch.setattr("parallel_attn.backends.reference_sparse.ROWS_AT_ONCE", 12)
+    q, k, v = inputs()
+    selection = random_selection(geometry(8, 8), batch=2, heads=4, query_rows=37, key_rows=37)
+    out = REFERENCE.attend(q, k, v, selection)
+    torch.testing.assert_close(out.double(), oracle(q, k, v, selection), rtol=0, atol=2e-6)
+
+
 def test_every_block_gives_the_bits_of_the_dense_reference():
     q, k, v = inputs(key_rows=29)
     selection = every_block(geometry(8, 4), batch=2, heads=4, query_rows=37, key_rows=29)
