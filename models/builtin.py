@@ -31,8 +31,7 @@ def checkpoint_folder(name_or_path: str | Path, *, scratch: Path) -> Path:
     run at the same time need a `scratch` each. Raises ValueError if a path is not a folder with the index of a
     pipeline.
     """
-    # These imports cost seconds, which `--help` should not pay. `pocket` is imported for a path as well: a
-    # copy of its checkpoint loads only in a process that has imported its codec.
+    # These imports cost seconds, which `--help` should not pay.
     from . import pocket
     from .folder import read_index
     from .tiny_cosmos3 import write_cosmos3_tiny

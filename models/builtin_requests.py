@@ -5,7 +5,7 @@ from .plan import GenerationDefaults
 BUILTIN_REQUESTS = {
     "cosmos3-tiny": GenerationDefaults(height=64, width=64, frames=9, fps=24, steps=4, guidance_scale=6.0),
     # The pocket model was trained at this size and length alone.
-    "cosmos3-pocket": GenerationDefaults(height=64, width=64, frames=33, fps=24, steps=20, guidance_scale=1.5),
+    "cosmos3-pocket": GenerationDefaults(height=64, width=64, frames=61, fps=24, steps=20, guidance_scale=1.5),
     # The shortest video that diffusers' own blocks accept.
     "h3-tiny": GenerationDefaults(height=64, width=64, frames=124, fps=24, steps=4, guidance_scale=1.0),
     "wan-tiny": GenerationDefaults(height=64, width=64, frames=9, fps=16, steps=4, guidance_scale=5.0),

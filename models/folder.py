@@ -17,11 +17,9 @@ from .builtin_requests import BUILTIN_NAMES
 
 AS_DATA = {"use_safetensors": True, "trust_remote_code": False}
 """How every checkpoint is loaded."""
-OWN_MODULES = ("models.pocket.codec",)
-"""Modules of this project that a checkpoint may name."""
 MOST_BYTES = 64 * 2**20
 """Of one JSON file; the index of a thousand shards has a few MiB."""
-_LIBRARIES = ("diffusers", "transformers", *OWN_MODULES)
+_LIBRARIES = ("diffusers", "transformers")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
 _CODE = (".py", ".pyc", ".so", ".pyd")

@@ -10,7 +10,7 @@ were never trained.
 import itertools
 from dataclasses import astuple, dataclass
 
-CLIP_FRAMES = 33
+CLIP_FRAMES = 61
 CLIP_PIXELS = 64
 
 COUNTS = ("a", "two")

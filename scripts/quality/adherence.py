@@ -11,7 +11,7 @@ from functools import lru_cache
 from torch import Tensor
 
 from models.pocket.analyse import analyse
-from models.pocket.captions import ALL_ATTRIBUTES, Attributes, caption
+from models.pocket.captions import ALL_ATTRIBUTES, CLIP_FRAMES, Attributes, caption
 
 
 @lru_cache(maxsize=1)
@@ -22,13 +22,14 @@ def _captions() -> dict[str, Attributes]:
 def attributes_right(frames: Tensor, prompt: str) -> list[bool] | None:
     """Which of the prompt's six attributes the clip shows; frames [N, 3, H, W] in [0, 1].
 
-    None where nobody can tell: a prompt outside the pocket grammar, or a clip of a size its analyser does not read.
+    Fewer frames than a clip was trained to have are read as its first ones. None where nobody can tell: a prompt
+    outside the pocket grammar, or a clip of a size its analyser does not read.
     """
     wanted = _captions().get(prompt)
     if wanted is None:
         return None
     try:
-        (found,) = analyse(frames.transpose(0, 1)[None])
+        (found,) = analyse(frames.transpose(0, 1)[None], clip_frames=CLIP_FRAMES)
     except ValueError:
         return None
     return [a == b for a, b in zip(astuple(found), astuple(wanted), strict=True)]

@@ -14,7 +14,6 @@ import torch
 
 from models.builtin import checkpoint_folder
 from models.checkpoint import read_transformer_config
-from models.folder import OWN_MODULES
 from models.pocket import CHECKPOINT
 from models.recipes import policy_of
 from parallel_attn import UnsupportedError
@@ -43,7 +42,6 @@ def changed(folder: Path, name: str, value) -> None:
 def test_what_ships_is_taken(folder):
     assert read_transformer_config(folder)[1]["num_attention_heads"] > 0
     assert read_transformer_config(CHECKPOINT)
-    assert OWN_MODULES == ("models.pocket.codec",)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +104,7 @@ def test_pickled_weights_are_never_loaded(folder, tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("where", ["pipeline.py", "None.py", "transformer/diffusers.py", "vae/models.pocket.codec.py"])
+@pytest.mark.parametrize("where", ["pipeline.py", "None.py", "transformer/diffusers.py", "vae/models.pocket.py"])
 def test_code_in_a_checkpoint_is_never_run(folder, tmp_path, where):
     """Beside the index it is not looked at; in a component it is refused, and by the library as well."""
     (folder / where).write_text(f"import os; os.mkdir({str(tmp_path / 'ran')!r})")

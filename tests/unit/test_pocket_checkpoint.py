@@ -5,14 +5,18 @@ from functools import cache
 
 import pytest
 import torch
-from diffusers import Cosmos3OmniPipeline
+from diffusers import AutoencoderKLWan, Cosmos3OmniPipeline
 
 from models.builtin import checkpoint_folder, generation_defaults
 from models.builtin_requests import BUILTIN_NAMES
-from models.pocket import CHECKPOINT, HELD_OUT, LinearVideoCodec, caption
+from models.pocket import CHECKPOINT, HELD_OUT, caption
 from models.pocket.analyse import UNREADABLE, analyse
-from models.pocket.captions import ALL_ATTRIBUTES, TRAINED, VOCABULARY, Attributes, is_held_out
+from models.pocket.captions import ALL_ATTRIBUTES, CLIP_FRAMES, TRAINED, VOCABULARY, Attributes, is_held_out
 from models.pocket.render import render
+from scripts.pocket.recipe import POCKET
+
+FRAMES = POCKET.short_frames
+"""Part of a clip, where all of it would show no more."""
 
 # The prompt's word ids padded to 14, then <eos> and <|vision_start|> from the pipeline.
 TOKEN_IDS = {
@@ -41,7 +45,7 @@ def request(**changes: object) -> torch.Tensor:
     """One denoising step of the pocket pipeline: (frames, 3, 64, 64) in [0, 1]."""
     arguments = {
         "prompt": caption(HELD_OUT[0]),
-        "num_frames": 33,
+        "num_frames": FRAMES,
         "height": 64,
         "width": 64,
         "num_inference_steps": 1,
@@ -54,15 +58,15 @@ def request(**changes: object) -> torch.Tensor:
 
 def test_stock_diffusers_loads_every_component():
     pipeline = pocket_pipeline()
-    assert isinstance(pipeline.vae, LinearVideoCodec)
-    assert sum(p.numel() for p in pipeline.transformer.parameters()) == 7_283_520
+    assert type(pipeline.vae) is AutoencoderKLWan
+    assert sum(p.numel() for p in pipeline.transformer.parameters()) == 6_944_528
     assert pipeline.scheduler.config.flow_shift == 8.0
     assert pipeline.safety_checker is None
     assert pipeline.transformer.dtype == pipeline.vae.dtype == torch.float32
 
 
 @pytest.mark.parametrize(("prompt", "expected"), TOKEN_IDS.items())
-@pytest.mark.parametrize("num_frames", [1, 33])
+@pytest.mark.parametrize("num_frames", [1, CLIP_FRAMES])
 def test_token_ids_are_those_of_training(prompt: str, expected: list[int], num_frames: int):
     size = {"num_frames": num_frames, "height": 64, "width": 64}
     assert pocket_pipeline().tokenize_prompt(prompt, "", **size) == (expected, TOKEN_IDS[""])
@@ -94,42 +98,13 @@ def test_a_caption_outside_the_grammar_is_refused():
 
 
 def test_codec_round_trip_keeps_at_least_30_db():
-    codec = pocket_pipeline().vae
-    clips = rendered(ALL_ATTRIBUTES[::24], seed=1)
-    latents = codec.encode(clips * 2 - 1).latent_dist.mode()
-    assert latents.shape == (24, 16, 9, 32, 32)
-    error = (codec.decode(latents).sample + 1) / 2 - clips
-    psnr = -10 * error.square().mean(dim=(1, 2, 3, 4)).log10()
-    assert psnr.min() >= 30
-    assert analyse((codec.decode(latents).sample + 1) / 2) == list(ALL_ATTRIBUTES[::24])
-
-
-@pytest.mark.parametrize(("frames", "height", "width"), [(1, 2, 2), (5, 6, 4), (33, 64, 96)])
-def test_codec_shapes(frames: int, height: int, width: int):
-    codec = LinearVideoCodec()
-    video = torch.zeros(2, 3, frames, height, width)
-    latent = codec.encode(video).latent_dist.sample()
-    assert latent.shape == (2, 16, 1 + frames // 4, height // 2, width // 2)
-    assert codec.decode(latent).sample.shape == video.shape
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((3, 1, 4, 4), "a video"),
-        ((1, 4, 1, 4, 4), "a video"),
-        ((1, 3, 4, 4, 4), "1 . 4k"),
-        ((1, 3, 5, 3, 4), "by 2"),
-    ],
-)
-def test_codec_refuses_other_videos(shape: tuple[int, ...], message: str):
-    with pytest.raises(ValueError, match=message):
-        LinearVideoCodec().encode(torch.zeros(shape))
-
-
-def test_codec_refuses_other_latents():
-    with pytest.raises(ValueError, match="16, T, h, w"):
-        LinearVideoCodec().decode(torch.zeros(1, 8, 2, 4, 4))
+    codec, shown = pocket_pipeline().vae, ALL_ATTRIBUTES[::144]
+    for clip, attributes in zip(rendered(shown, seed=1)[:, :, :FRAMES].split(1), shown, strict=True):
+        latents = codec.encode(clip * 2 - 1).latent_dist.mode()
+        assert latents.shape == (1, 16, 1 + FRAMES // 4, 16, 16)
+        decoded = (codec.decode(latents).sample + 1) / 2
+        assert -10 * (decoded - clip).square().mean().log10() >= 30
+        assert analyse(decoded, clip_frames=CLIP_FRAMES) == [attributes]
 
 
 def test_analyser_reads_rendered_clips():
@@ -140,23 +115,23 @@ def test_analyser_reads_rendered_clips():
 
 
 def test_analyser_reads_nothing_from_a_plain_or_still_clip():
-    assert analyse(torch.full((1, 3, 33, 64, 64), 0.1)) == [Attributes(*[UNREADABLE] * 6)]
+    assert analyse(torch.full((1, 3, CLIP_FRAMES, 64, 64), 0.1)) == [Attributes(*[UNREADABLE] * 6)]
     attributes = HELD_OUT[0]
-    still = rendered((attributes,), seed=0)[:, :, :1].expand(-1, -1, 33, -1, -1)
+    still = rendered((attributes,), seed=0)[:, :, :1].expand(-1, -1, CLIP_FRAMES, -1, -1)
     assert analyse(still) == [replace(attributes, direction=UNREADABLE, speed=UNREADABLE)]
 
 
 def test_analyser_refuses_other_shapes():
     with pytest.raises(ValueError, match="64, 64"):
-        analyse(torch.zeros(1, 33, 3, 64, 64))
+        analyse(torch.zeros(1, CLIP_FRAMES, 3, 64, 64))
 
 
 def test_one_step_of_video_image_to_video_and_one_frame():
-    assert request().shape == (33, 3, 64, 64)
+    assert request().shape == (FRAMES, 3, 64, 64)
 
     first = rendered((HELD_OUT[0],), seed=3)[0, :, 0]
     continued = request(image=first)
-    assert continued.shape == (33, 3, 64, 64)
+    assert continued.shape == (FRAMES, 3, 64, 64)
     assert (continued[0] - first).square().mean() < 1e-3  # kept clean, up to the codec's loss
 
     assert request(num_frames=1).shape == (1, 3, 64, 64)
@@ -166,7 +141,7 @@ def test_builtin_names_lead_to_a_folder_and_its_defaults(tmp_path):
     assert checkpoint_folder("cosmos3-pocket", scratch=tmp_path) == CHECKPOINT
     assert checkpoint_folder(CHECKPOINT, scratch=tmp_path) == CHECKPOINT
     assert not list(tmp_path.iterdir())
-    assert generation_defaults("cosmos3-pocket").frames == 33
+    assert generation_defaults("cosmos3-pocket").frames == CLIP_FRAMES
     assert generation_defaults(CHECKPOINT).height == 720
 
 

@@ -18,7 +18,7 @@ def test_the_quick_start_runs(capsys):
     assert steps in code
     names: dict = {}
     exec(compile(code.replace(steps, "num_inference_steps=1"), "README.md", "exec"), names)
-    assert len(names["video"]) == 33
+    assert len(names["video"]) == 61
     assert "'model': 'cosmos3', 'degree': 1" in capsys.readouterr().out
 
 
