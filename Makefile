@@ -31,7 +31,7 @@ endif
 
 demo: setup
 	$(RUN) -m torch.distributed.run --nproc-per-node=2 --standalone --local-addr=127.0.0.1 -m scripts.generate \
-	    --model cosmos3-pocket --prompt "$(DEMO_PROMPT)" --parallel.ulysses 2 --attention.recipe cosmos3-switch \
+	    --model cosmos3-pocket --prompt "$(DEMO_PROMPT)" --parallel.ulysses 2 --attention.recipe pocket-switch \
 	    --offload.mode layerwise --offload.resident-blocks 2 --out $(DEMO_OUT)
 
 # Two tests at a time, one thread each. Those that start ranks go by the file, so that what a file's tests share is made

@@ -1,15 +1,15 @@
 """Qualify sparse recipes on a checkpoint: the same seeds through dense attention, a control and the recipes.
 
-    python -m scripts.qualify --model cosmos3-pocket --recipes cosmos3-switch my.json --prompts 8 --out qualified
+    python -m scripts.qualify --model cosmos3-pocket --recipes pocket-switch my.json --prompts 8 --out qualified
 
 The control is dense attention through another kernel and tells what rounding alone does to a clip. Attention masses
 and outputs are compared on captured q, k and v of dense runs, clips on the final latents and decoded frames, and where
 something can read the clips, what they show. `--ranks P` runs strict Ulysses on P ranks of this machine.
 
-Writes OUT/report.json, OUT/index.html (self-contained) and OUT/arms.mp4. The last line of stdout is the JSON document:
-verdict (refused, undecided or within bounds: the worst recipe's), arms (by name: verdict, reasons, density, dispatch,
-kept, tensors, trajectory, pairs), bounds, context, not_said. The exit code is 0 when the verdict is "within bounds", 1
-when not, 2 for what is refused.
+Writes OUT/report.json, OUT/index.html (self-contained), and the arms side by side as OUT/arms.mp4 and OUT/arms.png. The
+last line of stdout is the JSON document: verdict (refused, undecided or within bounds: the worst recipe's), arms (by
+name: verdict, reasons, density, dispatch, kept, tensors, trajectory, pairs), bounds, context, not_said. The exit code
+is 0 when the verdict is "within bounds", 1 when not, 2 for what is refused.
 """
 
 from __future__ import annotations
@@ -141,8 +141,9 @@ def qualify(rank: int, options: Options, folder: Path) -> dict[str, Any]:
 
 
 def write(report: dict[str, Any], results: list[Result], out: Path, *, fps: int) -> None:
-    """The three files."""
-    clip.write(results, out / "arms.mp4", fps=fps)
+    """The four files."""
+    clip.write_film(results, out / "arms.mp4", fps=fps)
+    clip.write_picture(results, out / "arms.png")
     with media.atomic(out / "report.json") as partial:
         partial.write_text(json.dumps(report, indent=1))
     with media.atomic(out / "index.html") as partial:

@@ -1,7 +1,8 @@
 """Shipped attention strategies by name, and the one a checkpoint may carry; both are documents, data and nothing else.
 
-All recipes are experimental: none is qualified for quality. Their step numbers and layer numbers are those of the
-model and request they were written for; `cosmos3-mixed` names layers and is refused for a model without them.
+All recipes are experimental: none is qualified for quality, but for what `pocket-switch` was measured to do to
+`cosmos3-pocket`. Their step numbers and layer numbers are those of the model and request they were written for;
+`cosmos3-mixed` names layers and is refused for a model without them.
 """
 
 from __future__ import annotations

@@ -77,6 +77,7 @@ GPU training does not repeat to the bit.
 
 Loss of the transformer: {_curve(transformer)}.
 Held-out captions right while it trained: {_watched(transformer)}.
+Just after the clips grow longer, the average still holds the weights from before.
 
 ## How well it follows the caption
 
@@ -116,7 +117,8 @@ def _run(run: Mapping[str, Any]) -> str:
 
 def _curve(run: Mapping[str, Any]) -> str:
     points = run.get("loss") or []
-    picked = points[:: max(1, len(points) // 6)] + points[-1:]
+    apart = max(1, len(points) // 6)
+    picked = points[(len(points) - 1) % apart :: apart]  # every so many, the last one among them
     return ", ".join(f"{loss:.4f} (step {step:,})" for step, _, loss in picked) or "not measured"
 
 

@@ -63,7 +63,7 @@ def read_video(path: Path) -> torch.Tensor:
 
 def test_the_video_shows_what_the_prompt_says(tmp_path):
     out = tmp_path / "clip.mp4"
-    recipe = ("--attention.recipe", "cosmos3-switch")
+    recipe = ("--attention.recipe", "pocket-switch")
     command = torchrun("--prompt", caption(DEMO), *recipe, "--out", str(out), model="cosmos3-pocket")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

@@ -75,7 +75,7 @@ def page(tmp_path_factory) -> Path:
     verdicts = judge_all(results, bounds=Bounds())
     settings = Settings(model="cosmos3-pocket", steps=STEPS)
     report = document(results, verdicts, bounds=Bounds(), settings=settings, folder=CHECKPOINT)
-    clip.write(results, folder / "arms.mp4", fps=8)
+    clip.write_film(results, folder / "arms.mp4", fps=8)
     (folder / "index.html").write_text(render(report, results, film=folder / "arms.mp4"))
     return folder / "index.html"
 
