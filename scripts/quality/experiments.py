@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from parallel_attn import AttentionConfig, Strategy
@@ -63,6 +64,10 @@ class PrunablePrefix:
     """A selector that is told of nothing to protect; the ragged last block alone stays exempt."""
 
     selector: Selector
+
+    def reasons_against(self, *, device: torch.device, dtype: torch.dtype) -> list[str]:
+        """See `Selector.reasons_against`."""
+        return self.selector.reasons_against(device=device, dtype=dtype)
 
     def select(
         self, q: Tensor, k: Tensor, *, geometry: BlockGeometry, protected: Any = (), **options: Any
@@ -127,8 +132,8 @@ def arms(names: Sequence[str], *, calibration: Calibration | None, attention: At
 
 
 def _prunable(strategy: Strategy) -> Strategy:
-    presets = {
-        name: replace(preset, selector=PrunablePrefix(selector=preset.selector))
-        for name, preset in strategy.presets.items()
-    }
+    def wrapped(selector: Selector) -> Selector:
+        return PrunablePrefix(selector=selector)
+
+    presets = {name: replace(each, selector=wrapped(each.selector)) for name, each in strategy.presets.items()}
     return replace(strategy, presets=presets)

@@ -173,9 +173,10 @@ def test_a_scan_writes_a_recipe_that_loads_and_decodes_nothing(tmp_path, monkeyp
 def test_questions_are_answered_pair_by_pair(tmp_path):
     out = tmp_path / "compared.json"
     clips = ClipOptions(model="cosmos3-tiny", prompts=2, steps=5, guidance_scale=1.0)
-    found = compare_recipes.main(compare_recipes.Options(out=out, questions=("budget",), clips=clips))
+    found = compare_recipes.main(compare_recipes.Options(out=out, questions=("budget", "text prefix"), clips=clips))
     assert len(found["calibration"]["weights"]) == 8
     assert set(found["questions"]["budget"]["paired"]) == {"per head", "top-p"}
+    assert set(found["questions"]["text prefix"]["paired"]) == {"prunable prefix"}
     assert found["questions"]["budget"]["paired"]["top-p"]["psnr"]["n"] == 2
     assert all(not arm["differences"] for arm in found["arms"].values())
     assert json.loads(out.read_text()) == json.loads(json.dumps(found))
