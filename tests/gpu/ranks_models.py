@@ -173,6 +173,7 @@ def main() -> int:
     device = torch.device("cpu")
     # Kernels chosen by timing differ from one compilation to the next, and with them the last bits.
     torch._inductor.config.deterministic = True
+    torch._inductor.config.dynamic_scale_rblock = False  # reductions that torch 2.11 times all the same
     if CUDA:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) if backend == "nccl" else 0)
         torch.cuda.set_device(device)
