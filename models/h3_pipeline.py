@@ -103,6 +103,11 @@ class MiniMaxH3Pipeline:
         return "transformer_ref" in self.modular.components
 
     @property
+    def components(self) -> dict[str, Any]:
+        """Everything that was loaded, by name."""
+        return self.modular.components
+
+    @property
     def config(self) -> FrozenDict:
         """The folder it was loaded from, under the name that classic pipelines have for it."""
         return FrozenDict(_name_or_path=self.modular._pretrained_model_name_or_path)
@@ -125,6 +130,9 @@ class MiniMaxH3Pipeline:
     def set_progress_bar_config(self, **config: Any) -> None:
         """Of the denoising loop."""
         self.modular.set_progress_bar_config(**config)
+
+    def maybe_free_model_hooks(self) -> None:
+        """A clip is over, as classic pipelines say it; offload ends the last component's turn here."""
 
     def __call__(
         self,
@@ -167,6 +175,7 @@ class MiniMaxH3Pipeline:
             output_type=output_type,
             callback_on_step_end=callback_on_step_end,
         )
+        self.maybe_free_model_hooks()
         if output_type == "latent":
             return Generated(state.get("latents"), state.get("audio_latents"), None)
         return Generated(state.get("videos")[0], state.get("audio"), state.get("sampling_rate"))

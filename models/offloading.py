@@ -22,7 +22,9 @@ class PipelineOffload(ModelOffload):
     def __init__(self, pipeline: Any, components: dict[str, Any], *, backend: Backend, **options: Any) -> None:
         """See `ModelOffload`; every request of the pipeline ends with `flush()`."""
         super().__init__(components, device=backend, **options)
-        stock, finish = type(pipeline), pipeline.maybe_free_model_hooks
+        finish = pipeline.maybe_free_model_hooks
+        asked = getattr(pipeline, "modular", pipeline)  # whom the pipeline's code asks for its device
+        stock = type(asked)
 
         def flush() -> None:
             finish()
@@ -32,10 +34,10 @@ class PipelineOffload(ModelOffload):
         if hasattr(stock, "_get_execution_device"):
             told["_get_execution_device"] = lambda _: backend.device
         # A property lives in a class. A saved pipeline is named after its class, so this one keeps the name.
-        pipeline.__class__ = type(stock.__name__, (stock,), {**told, "__module__": stock.__module__})
+        asked.__class__ = type(stock.__name__, (stock,), {**told, "__module__": stock.__module__})
         pipeline.maybe_free_model_hooks = flush
         self._pipeline = ExitStack()
-        self._pipeline.callback(setattr, pipeline, "__class__", stock)
+        self._pipeline.callback(setattr, asked, "__class__", stock)
         self._pipeline.callback(delattr, pipeline, "maybe_free_model_hooks")
 
     def remove(self) -> None:
@@ -76,7 +78,7 @@ def offload_pipeline(
         skipped = getattr(model, "_exclude_from_cpu_offload", ())
         components = {n: m for n, m in model.components.items() if isinstance(m, nn.Module) and n not in skipped}
         if layerwise is not None:
-            components["transformer"] = layerwise
+            components |= {name: layerwise for name, module in components.items() if module is transformer}
         return PipelineOffload(model, components, backend=backend, **options)
     except BaseException as error:
         if layerwise is not None:

@@ -25,7 +25,6 @@ from rich.table import Table
 
 from models.builtin import checkpoint_folder
 from models.builtin_requests import BUILTIN_NAMES
-from models.folder import read_index
 from models.shapes import SHAPES, ModelShape, shape_of_checkpoint
 from parallel_attn import UnsupportedError, legal_degrees
 from parallel_attn.config import head_refusals
@@ -45,7 +44,6 @@ from . import launch
 from .explain_offload import explain_offload
 from .explain_paths import Arch, attention_paths, path_table
 from .explain_schedule import draw, resolve, schedule_table, source_table
-from .pipelines import FORMS, PipelineForm
 from .settings import Settings
 
 Bytes = dict[str, dict[int, int]]
@@ -74,7 +72,7 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
     """The document, and exit code 2 if it refuses anything."""
     refused = settings.refusals(world_size=None)
     try:
-        shape, policy, form = look_up(settings)
+        shape, policy = look_up(settings)
     except UnsupportedError as error:
         require([*refused, *error.refusals])
         raise
@@ -82,7 +80,6 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
         raise ValueError(f"--link-gb-per-s must be above 0, got {settings.link_gb_per_s}")
     weights = weight_bytes(settings.model)
     degree = settings.parallel.ulysses
-    refused += form.refusals(settings) if form else []
     refused += head_refusals(shape.query_heads, shape.kv_heads, degree=degree)
     legal = legal_degrees(shape.query_heads, shape.kv_heads)
     rows, steps = request_sizes(shape, settings)
@@ -133,21 +130,20 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
     return document, 2 if refused else 0
 
 
-def look_up(settings: Settings) -> tuple[ModelShape, Policy, PipelineForm | None]:
-    """The shape of a name or a checkpoint folder, the attention strategy for it, and the pipeline `generate` calls.
+def look_up(settings: Settings) -> tuple[ModelShape, Policy]:
+    """The shape of a name or a checkpoint folder, and the attention strategy for it.
 
     Raises ValueError, listing the names, where the model is neither.
     """
     model = settings.model
     if model in SHAPES:
-        return SHAPES[model], settings.policy(None), next(form for form in FORMS.values() if form.shape == model)
+        return SHAPES[model], settings.policy(None)
     if model not in BUILTIN_NAMES and not Path(model).is_dir():
         names = ", ".join((*SHAPES, *BUILTIN_NAMES))
         raise ValueError(f"--model {model} is neither a folder nor a known name; known names: {names}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = checkpoint_folder(model, scratch=Path(scratch))
-        form = FORMS.get(read_index(folder).get("_class_name", ""))
-        return shape_of_checkpoint(folder, name=model), settings.policy(folder), form
+        return shape_of_checkpoint(folder, name=model), settings.policy(folder)
 
 
 def request_sizes(shape: ModelShape, settings: Settings) -> tuple[int, int]:

@@ -12,7 +12,6 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 
 from models.folder import AS_DATA, read_index
-from parallel_attn import Refusal
 from parallel_attn.errors import refuse, require
 
 from . import minimax_h3
@@ -36,8 +35,6 @@ class PipelineForm:
 
     name: str
     """Its class name in a checkpoint's index."""
-    shape: str
-    """The named shape of its model (`models/shapes.py`)."""
     request: Callable[[Settings], dict[str, Any]]
     """What only this class is called with."""
     output: str
@@ -48,8 +45,6 @@ class PipelineForm:
     """Whether it makes one image and no video."""
     makes_sound: bool = False
     """Whether its output has a waveform `audio` at `sampling_rate` as well."""
-    offloads: bool = True
-    """Whether its components can take turns on the device."""
     takes: tuple[str, ...] = ()
     """Which of FLAGS it takes."""
     load: Callable[[Path, Settings], Any] = _load
@@ -57,19 +52,8 @@ class PipelineForm:
     check_request: Callable[[Settings, Path], None] = _anything
     """Raises ValueError for a request that only this class cannot run."""
 
-    def refusals(self, settings: Settings) -> list[Refusal]:
-        """What this pipeline cannot do, from the flags alone."""
-        if settings.offload.mode == "none" or self.offloads:
-            return []
-        reason = "its modular pipeline does not tell when a component's turn is over"
-        return [refuse("offload", transformer=self.name, reason=reason)]
-
     def check(self, settings: Settings, folder: Path) -> None:
-        """Raise ValueError for a flag or a request that this pipeline has no use for, before weights load.
-
-        `UnsupportedError` for offload where it has none.
-        """
-        require(self.refusals(settings))
+        """Raise ValueError for a flag or a request that this pipeline has no use for, before weights load."""
         frames = settings.request().frames
         if self.images_only and frames != 1:
             raise ValueError(f"--frames {frames}: {self.name} makes one image; use --frames 1 or leave the flag out")
@@ -138,7 +122,6 @@ def _qwen_image(settings: Settings) -> dict[str, Any]:
 _FORMS = (
     PipelineForm(
         name="Cosmos3OmniPipeline",
-        shape="cosmos3-nano",
         request=_cosmos3,
         output="video",
         takes=("image", "safety_checker"),
@@ -146,17 +129,15 @@ _FORMS = (
     ),
     PipelineForm(
         name="MiniMaxH3ModularPipeline",
-        shape="minimax-h3",
         request=minimax_h3.request,
         output="video",
         makes_sound=True,
-        offloads=False,
         takes=("image", "prompt_embeds", "protect_conditions"),
         load=minimax_h3.load,
         check_request=minimax_h3.check,
     ),
-    PipelineForm(name="WanPipeline", shape="wan-14b", request=_wan, output="frames", nested=True),
-    PipelineForm(name="QwenImagePipeline", shape="qwen-image", request=_qwen_image, output="images", images_only=True),
+    PipelineForm(name="WanPipeline", request=_wan, output="frames", nested=True),
+    PipelineForm(name="QwenImagePipeline", request=_qwen_image, output="images", images_only=True),
 )
 FORMS: dict[str, PipelineForm] = {form.name: form for form in _FORMS}
 """Every pipeline class that the scripts can call."""

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from models import parallelize
+from models.h3_pipeline import MiniMaxH3Pipeline
 from models.offloading import offload_pipeline
+from models.tiny_h3 import TRANSFORMER, byte_embeddings, write_h3_tiny
 from offload import LayerwiseOffload, ModelOffload, OffloadConfig
 from offload.device import CudaBackend
 from offload.ring import Ring
@@ -246,3 +248,22 @@ def test_a_whole_pipeline(config):
     for _ in range(2):
         assert torch.equal(generate(pipe), want)
     assert offload.report()["device"].startswith("cuda:")
+
+
+@pytest.mark.parametrize("config", [OffloadConfig(mode="model"), OffloadConfig(mode="layerwise", resident_blocks=1)])
+def test_a_whole_pipeline_of_modular_blocks(tmp_path, config):
+    folder = write_h3_tiny(tmp_path)
+
+    def clip(pipe: MiniMaxH3Pipeline) -> torch.Tensor:
+        pipe.set_progress_bar_config(disable=True)
+        parallelize(pipe, attention=AttentionConfig(dense_backend="reference"))
+        text = byte_embeddings("a red ball", channels=TRANSFORMER["text_dim"])
+        size = dict(num_frames=124, height=64, width=64, num_inference_steps=2)
+        return pipe(prompt_embeds=text, generator=torch.Generator().manual_seed(0), output_type="pt", **size).video
+
+    kind = dict(dtype=torch.bfloat16, encode_text=False, workflow="t2va")
+    want = clip(MiniMaxH3Pipeline.from_pretrained(folder, **kind).to("cuda"))
+    pipe = MiniMaxH3Pipeline.from_pretrained(folder, **kind)
+    offload = offload_pipeline(pipe, config, device="cuda")
+    assert torch.equal(clip(pipe), want)
+    assert offload.report()["switches"] == 3

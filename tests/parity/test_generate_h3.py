@@ -94,10 +94,16 @@ def test_mistakes_are_found_before_weights_load(tmp_path, monkeypatch, flags, me
         generate.main(settings(tmp_path, "--prompt", "x", "--parallel.ulysses", "3"))
 
 
-def test_offload_is_refused_before_weights_load(tmp_path, monkeypatch):
-    monkeypatch.setattr(generate, "load", lambda *a: pytest.fail("loaded"))
-    with pytest.raises(UnsupportedError, match="CPU offload of a MiniMaxH3ModularPipeline"):
-        generate.main(settings(tmp_path, "--prompt", "x", "--offload.mode", "layerwise"))
+@pytest.mark.parametrize("mode", ["model", "layerwise"])
+def test_offload_gives_the_bits_of_the_resident_pipeline(tmp_path, mode):
+    flags = ("--prompt", "a red ball", "--steps", "2")
+    resident = generate.main(settings(tmp_path, *flags))
+    document = generate.main(settings(tmp_path, *flags, "--offload.mode", mode))
+    assert document["latents_sha256"] == resident["latents_sha256"]
+    assert (document["offload"]["mode"], document["offload"]["switches"]) == (mode, 3), "denoise, two decoders"
+    streamed = document["offload"]["layerwise"]
+    assert ("transformer" in streamed) == (mode == "layerwise")
+    assert not streamed or streamed["transformer"]["misses"] == 0
 
 
 def test_where_the_text_comes_from_is_checked(tmp_path, monkeypatch, folder, embeddings):

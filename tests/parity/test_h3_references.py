@@ -14,9 +14,11 @@ import torch
 
 from models import parallelize
 from models.h3_pipeline import MiniMaxH3Pipeline
+from models.offloading import offload_pipeline
 from models.recipes import CHECKPOINT_FILE
 from models.tiny_h3 import write_h3_tiny
 from models.tolerance import parity_bound
+from offload import OffloadConfig
 from parallel_attn.mesh import init_ulysses_mesh
 from tests.h3_inputs import h3_transformer
 from tests.h3_references import both_workflows, latents, references, request
@@ -89,6 +91,12 @@ def test_a_pipeline_of_one_workflow_holds_its_transformer_alone(folder):
     assert_close(
         (with_references.video, with_references.audio), latents(whole, steps=2, references=references()), steps=2
     )
+    offload = offload_pipeline(loaded["ref2va"], OffloadConfig(mode="layerwise"), device="cpu")
+    streamed = loaded["ref2va"](**request(2), references=references(), output_type="latent")
+    assert torch.equal(streamed.video, with_references.video)
+    assert torch.equal(streamed.audio, with_references.audio)
+    assert set(offload.report()["layerwise"]) == {"transformer_ref"}
+    offload.remove()
     for workflow, mistaken in (("t2va", dict(references=references())), ("ref2va", {})):
         with pytest.raises(ValueError, match="references belong to the workflow ref2va"):
             loaded[workflow](**request(2), **mistaken)

@@ -108,15 +108,6 @@ def test_offload_is_counted_from_the_config_alone():
     assert main(ExplainSettings(model="wan-14b", offload=offload))[0]["offload"] is None
 
 
-@pytest.mark.parametrize("model", ["minimax-h3", "h3-tiny"])
-@pytest.mark.parametrize("mode", ["model", "layerwise"])
-def test_the_pipeline_s_own_refusals_are_listed(model, mode):
-    document, code = main(ExplainSettings(model=model, offload=OffloadConfig(mode=mode)))
-    assert (code, [refusal["code"] for refusal in document["refused"]]) == (2, ["offload"])
-    assert "MiniMaxH3ModularPipeline" in document["refused"][0]["what"]
-    assert main(ExplainSettings(model=model))[1] == 0
-
-
 def test_flags_that_were_given_replace_the_shape_s_own():
     document, code = main(ExplainSettings(model="wan-14b", frames=5, height=480, width=832, steps=3))
     assert (code, document["rows"], len(document["schedule"])) == (0, 2 * 30 * 52, 3)
