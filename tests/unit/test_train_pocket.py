@@ -105,13 +105,15 @@ torch.save(latents, sys.argv[2])
 """
 
 
-def test_stock_diffusers_alone_loads_the_checkpoint_and_gives_this_librarys_latents(trained, tmp_path):
-    command = [sys.executable, "-c", STOCK, str(trained / "checkpoint"), str(tmp_path / "latents.pt")]
+@pytest.mark.parametrize("which", ["trained here", "shipped"])
+def test_stock_diffusers_alone_loads_the_checkpoint_and_gives_this_librarys_latents(trained, tmp_path, which):
+    folder = CHECKPOINT if which == "shipped" else trained / "checkpoint"
+    command = [sys.executable, "-c", STOCK, str(folder), str(tmp_path / "latents.pt")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     stock = torch.load(tmp_path / "latents.pt")
 
-    pipeline = Cosmos3OmniPipeline.from_pretrained(trained / "checkpoint", dtype=torch.float32)
+    pipeline = Cosmos3OmniPipeline.from_pretrained(folder, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     assert type(pipeline.vae) is AutoencoderKLWan
     with torch.no_grad():
