@@ -1,6 +1,6 @@
 """Find which layers and steps of a checkpoint bear block-sparse attention, and write them down as a recipe file.
 
-    python -m scripts.scan --model cosmos3-pocket --sparsity 0.5 --floor 30 --out recipe.json
+    python -m scripts.scan --model cosmos3-pocket --sparsity 0.5 --token-order serpentine --floor 30 --out recipe.json
 
 Runs the method in one layer at a time, in one group of steps at a time, then the best layers together (see
 `quality/sensitivity.py`): about layers + groups + log2(layers) + 1 clips for each prompt. The file is a proposal,
@@ -18,7 +18,7 @@ import statistics
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from torch import Tensor
@@ -44,6 +44,8 @@ class Options:
     """Query rows x key rows of a block."""
     sparsity: float = 0.75
     """Share of droppable KV blocks dropped, wherever the recipe is sparse."""
+    token_order: Literal["raster", "serpentine"] = "raster"
+    """Order of the video's rows inside the transformer, which decides what a block holds."""
     floor: float = 26.0
     """Least PSNR of the final latents against dense, in dB."""
     groups: int = 5
@@ -76,14 +78,15 @@ def main(options: Options) -> dict[str, Any]:
     dense = [latents(DENSE, Strategy(), number) for number in range(len(prompts))]
 
     def measure(strategy: Strategy) -> float:
+        ordered = replace(strategy, token_order=options.token_order)
         return statistics.fmean(
-            latent_psnr(latents("scan", strategy, number), reference) for number, reference in enumerate(dense)
+            latent_psnr(latents("scan", ordered, number), reference) for number, reference in enumerate(dense)
         )
 
     steps, layers = settings.request().steps, layers_of(pipeline)
     found = scan(measure, options.method(), steps=steps, layers=layers, groups=options.groups, floor=options.floor)
     status = f"experimental, not qualified: proposed by a scan, prompts: {len(prompts)}, steps: {steps}"
-    recipe = document_of(replace(found.strategy, status=status))
+    recipe = document_of(replace(found.strategy, status=status, token_order=options.token_order))
     with media.atomic(options.out) as partial:
         partial.write_text(json.dumps(recipe, indent=2) + "\n")
     return {

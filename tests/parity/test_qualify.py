@@ -163,10 +163,12 @@ def test_a_scan_writes_a_recipe_that_loads_and_decodes_nothing(tmp_path, monkeyp
     out = tmp_path / "recipe.json"
     monkeypatch.setattr("diffusers.AutoencoderKLWan.decode", lambda *a, **o: pytest.fail("decoded"))
     clips = ClipOptions(model="cosmos3-tiny", prompts=1, steps=2, height=160, width=160, guidance_scale=1.0)
-    found = scan.main(scan.Options(out=out, geometry="16x16", sparsity=0.5, floor=0.0, groups=1, clips=clips))
+    asked = {"geometry": "16x16", "sparsity": 0.5, "token_order": "serpentine", "floor": 0.0, "groups": 1}
+    found = scan.main(scan.Options(out=out, clips=clips, **asked))
     assert all(0 < psnr < 150 for psnr in found["layers"].values()), "a layer was not sparse"
     strategy = strategy_from(read_document(out))
     assert strategy.table(steps=2, layers=3).rows == (("sparse",) * 3,) * 2
+    assert strategy.token_order == "serpentine"
     assert strategy.status.startswith("experimental, not qualified")
 
 
