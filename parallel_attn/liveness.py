@@ -144,9 +144,10 @@ class Liveness:
         self.left = True
         self._try_publish()
         if self.rank == self.ranks[0]:
-            # The store goes with this process: stay until the others have read why, or have left too.
-            others_left = all(self._peer[rank]["left"] for rank in self.peers)
-            self._end.wait(0 if others_left else 2 * BEAT_EVERY)
+            # The store goes with this process: stay until the others have said that they know, or have left too.
+            until = time.monotonic() + (SILENT_AFTER if self.error is None else 2 * BEAT_EVERY)
+            while time.monotonic() < until and not all(p["left"] or p["host_left"] for p in self._peer.values()):
+                self._end.wait(BEAT_EVERY / 5)
         self._end.set()
 
     def vote(self, digest: Digest | BaseException) -> None:
@@ -176,6 +177,7 @@ class Liveness:
             "beat": time.monotonic(), "phase": self.phase, "votes": self._ballots.votes, "done": self.calls_done,
             "begun": self._exchanges_begun, "ended": self._exchanges_ended, "pid": os.getpid(), "host": self._host,
             "failed": self.failed, "left": self.left,
+            "host_left": self._peer.get(self.ranks[0], {}).get("left", False),
             "accuses": None if self.error is None else self.error.accusation(),
         }  # fmt: skip
         return json.dumps(state)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from models import parallelize
 from parallel_attn import AttentionConfig, AttentionPlan, KVPrefix, ParallelAttention, Request, local_rows
 from parallel_attn.agreement import PeerFailedError, RankMismatchError
+from parallel_attn.liveness import BEAT_EVERY, liveness_of
 from parallel_attn.mesh import init_ulysses_mesh
 from tests.cosmos3_inputs import forward_arguments, tiny_transformer
 
@@ -138,3 +139,23 @@ def test_what_a_vote_costs_is_shown(ranks, record_property):
     seconds = max(ranks(2, _vote_cost))
     record_property("vote_milliseconds", seconds * 1e3)
     print(f"one vote of two ranks: {seconds * 1e3:.3f} ms (median)")
+
+
+def _host_leaves(rank: int, world_size: int) -> bool | None:
+    """The first rank leaves while the other is too busy to say anything for longer than two heartbeats."""
+    liveness = liveness_of(dist.new_group())
+    if rank == 0:
+        dist.barrier()
+        liveness.close()
+        return liveness._peer[1]["host_left"]
+    with liveness._lock:
+        dist.barrier()
+        liveness._end.wait(3 * BEAT_EVERY)
+    while not liveness._peer[0]["left"] and liveness.error is None:
+        liveness._end.wait(BEAT_EVERY / 5)
+    liveness.close()
+    return None if liveness.error is None else False
+
+
+def test_the_store_stays_until_the_others_know_that_its_host_left(ranks):
+    assert ranks(2, _host_leaves) == [True, None]
