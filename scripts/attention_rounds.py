@@ -21,6 +21,8 @@ from parallel_attn.backends.call import DenseCall
 from parallel_attn.backends.sparse import SparseBackend, SparseCall
 from parallel_attn.selection import BlockGeometry, Selection, SubBlock, TopK
 
+from .device_time import milliseconds_in_a_row
+
 WARM_UP = 2
 TURN_MS = 80.0
 """How long one contestant runs before the next has its turn."""
@@ -130,14 +132,7 @@ class Rounds:
             start = time.perf_counter()
             call()
             return (time.perf_counter() - start) * 1e3
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        call()
-        begin.record()
-        for _ in range(calls):
-            call()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / calls
+        return milliseconds_in_a_row(call, calls=calls)
 
     def _memory_and_host(self, call: Callable[[], Tensor]) -> dict[str, float]:
         """Peak bytes beside inputs and output, and microseconds that one call keeps the host."""

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from parallel_attn import local_rows
 from parallel_attn.backends import DenseBackend
 
+from .device_time import milliseconds_in_a_row
 from .ulysses_peers import CONTESTANTS, FLASH, STAND_IN, Contestant, Text
 
 IN_A_ROW = 4
@@ -215,12 +216,5 @@ def _time_on_cpu(call: Callable[[], Tensor]) -> tuple[float, float, float]:
 
 
 def _time_on_cuda(call: Callable[[], Tensor]) -> tuple[float]:
-    """Milliseconds of a call on the device, which never waits for the host: one call goes ahead of the timed ones."""
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    call()
-    start.record()
-    for _ in range(IN_A_ROW):
-        call()
-    stop.record()
-    torch.cuda.synchronize()
-    return (start.elapsed_time(stop) / IN_A_ROW,)
+    """Milliseconds on the device."""
+    return (milliseconds_in_a_row(call, calls=IN_A_ROW),)

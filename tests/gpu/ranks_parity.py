@@ -30,6 +30,7 @@ from parallel_attn import (
 )
 from parallel_attn.selection import BlockGeometry, SubBlock, TopK
 from parallel_attn.strategy import BlockSparse
+from scripts.device_time import milliseconds_in_a_row
 
 CASES = {
     "aligned": Request(rows=4096),
@@ -119,19 +120,12 @@ def compare(mesh, rank: int, size: int) -> list[dict]:
 
 
 def milliseconds(calls: list[Callable[[], object]], *, rounds: int = 9, in_a_row: int = 3) -> list[float]:
-    """The median time of each on the device, in turns; a call goes ahead of the timed ones, as layer follows layer."""
+    """The median time of each on the device, in turns."""
     samples: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         for call, found in zip(calls, samples, strict=True):
             dist.barrier()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            call()
-            start.record()
-            for _ in range(in_a_row):
-                call()
-            end.record()
-            end.synchronize()
-            found.append(start.elapsed_time(end) / in_a_row)
+            found.append(milliseconds_in_a_row(call, calls=in_a_row))
     return [statistics.median(found[1:]) for found in samples]
 
 
