@@ -20,13 +20,8 @@ Backend = TypeVar("Backend")
 
 _DENSE_ORDER = {"cpu": ("sdpa-flash", "reference"), "cuda": ("fa4", "fa3", "sdpa-cudnn", "sdpa-flash")}
 """Measured order, fastest first; on CUDA the slow oracle is run only when asked for. fa3 never stands in for fa4."""
-
-
-def _sparse_order(call: SparseCall) -> tuple[str, ...]:
-    """Measured order, fastest first: cuDNN leads for blocks of 64 rows, FA4 for larger ones."""
-    if call.device.type != "cuda":
-        return ("reference",)
-    return ("cudnn", "fa4", "flex") if call.geometry.query_rows == 64 else ("fa4", "cudnn", "flex")
+_SPARSE_ORDER = {"cuda": ("fa4", "cudnn", "flex")}
+"""The same for block-sparse attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ def pick_dense(name: str, call: DenseCall) -> Pick[DenseBackend]:
 @lru_cache(maxsize=256)
 def pick_sparse(name: str, call: SparseCall) -> Pick[SparseBackend]:
     """The same for block-sparse attention, which is judged apart: what runs dense says nothing about it."""
-    order = _sparse_order(call) if name == "auto" else (name,)
+    order = _SPARSE_ORDER.get(call.device.type, ("reference",)) if name == "auto" else (name,)
     return _pick([SPARSE_BACKENDS[candidate] for candidate in order], name, call, "block-sparse")
 
 

@@ -1,12 +1,14 @@
 """The calls `bench_attention` compares on one shape: made once, then timed in rounds that alternate between them.
 
 A GPU lowers its clock under load, so every call is repeated for a while before the next one has its turn (each at the
-clock it would have in a stack of layers), and all have a turn in every round (none is measured on a warmer chip).
+clock it would have in a stack of layers), and all have a turn in every round, in another order each time: none is
+always measured on a warmer chip, or after a neighbour that left it cool.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -93,9 +95,9 @@ class Rounds:
             row |= self._memory_and_host(call)
             calls_per_turn.append(math.ceil(TURN_MS / self._turn(call, 1)) if self.device.type == "cuda" else 1)
         timings: list[list[float]] = [[] for _ in self._calls]
-        for number in range(rounds):
-            for turn in range(len(self._calls)):
-                index = (turn + number) % len(self._calls)
+        shuffled = random.Random(0)
+        for _ in range(rounds):
+            for index in shuffled.sample(range(len(self._calls)), len(self._calls)):
                 timings[index].append(self._turn(self._calls[index][1], calls_per_turn[index]))
         for (row, _), times in zip(self._calls, timings, strict=True):
             row["milliseconds"] = statistics.median(times)
@@ -135,7 +137,7 @@ class Rounds:
         return milliseconds_in_a_row(call, calls=calls)
 
     def _memory_and_host(self, call: Callable[[], Tensor]) -> dict[str, float]:
-        """Peak bytes beside inputs and output, and microseconds that one call keeps the host."""
+        """Peak bytes beside inputs and output, and microseconds that one call of several in a row keeps the host."""
         if self.device.type == "cpu":
             return {}
         torch.cuda.synchronize()
@@ -145,12 +147,13 @@ class Rounds:
         beside = torch.cuda.max_memory_allocated() - before - out.untyped_storage().nbytes()
         del out
         host = []
-        for _ in range(9):
+        for _ in range(5):
             torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(3):
+            call()  # finds the host and the device idle, as no layer but the first does
+            for _ in range(8):
+                start = time.perf_counter()
                 call()
-            host.append((time.perf_counter() - start) * 1e6 / 3)
+                host.append((time.perf_counter() - start) * 1e6)
         return {"mb_beside": beside / 1e6, "host_us": statistics.median(host)}
 
 

@@ -16,8 +16,8 @@ figures mean nothing then.
 
 The last line of stdout is a JSON document: hardware, versions, geometry, rows. A row has kernel, path, blocks,
 sparsity, share_kept, query_rows, milliseconds, tflops (of the blocks kept), speedup (over the fastest dense),
-share_of_ideal, and on a GPU mb_beside (peak memory beside inputs and output) and host_us (what a call keeps the host);
-where the backend refuses the shape it has refused (the reasons) instead of figures.
+share_of_ideal, and on a GPU mb_beside (peak memory beside inputs and output) and host_us (what a call, of several in a
+row, keeps the host); where the backend refuses the shape it has refused (the reasons) instead of figures.
 """
 
 from __future__ import annotations

@@ -70,8 +70,7 @@ def main(options: Options) -> dict[str, Any]:
     calibration = None
     if {"per head", "top-p"} & set(names):
         calibration = _calibrated(pipeline, replace(settings, prompt=prompts[-1], seed=settings.seed + 1000))
-    cuda = settings.device == "cuda"
-    chosen = arms(names, calibration=calibration, attention=base_attention(settings), cuda=cuda)
+    chosen = arms(names, calibration=calibration, attention=base_attention(settings))
     results = run(Trial(pipeline=pipeline, settings=settings, recipes=chosen, prompts=prompts, shown=0))
     by_name = {result.arm.name: result for result in results}
     document = {

@@ -1,4 +1,4 @@
-"""cuDNN frontend's block-sparse attention (CuTe DSL), the fastest 64-row blocks on Hopper.
+"""cuDNN frontend's block-sparse attention (CuTe DSL).
 
 What it would do silently is closed off here: its 64-row kernel assumes that tensors start at multiples of 128 bytes,
 and on other architectures it takes lists of KV heads. A ragged end of the keys is masked wherever it stands in a

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..selection import Selection
-from . import provider
+from . import fa4_hopper, provider
 from .call import DenseCall
 from .sparse_call import SparseCall, admit, require_aligned
 
@@ -87,16 +87,21 @@ class Fa4Sparse:
         require_aligned({"q": q, "k": k, "v": v} | ({} if out is None else {"out": out}), address=16)
         interface, block_sparsity = PROVIDER.load()
         architecture = _architecture(q)
-        unused = selection.counts.new_zeros(*selection.counts.shape, 1)
-        lists = block_sparsity.BlockSparseTensorsTorch(
-            mask_block_cnt=unused[..., 0],
-            mask_block_idx=unused,
-            full_block_cnt=selection.counts,
-            full_block_idx=selection.indices,
-            block_size=call.blocks,
-        )
+        if out is None:
+            out = q.new_empty(call.batch, call.query_rows, call.query_heads, call.value_dim)
         key: Hashable = ("sparse", architecture, call.dtype, call.head_dim, call.value_dim, call.group, call.blocks)
         with torch.cuda.device(q.device), PROVIDER.first_call(key):
+            if architecture == 90:
+                fa4_hopper.attend(q, k, v, selection, out, call=call)
+                return out
+            unused = selection.counts.new_zeros(*selection.counts.shape, 1)
+            lists = block_sparsity.BlockSparseTensorsTorch(
+                mask_block_cnt=unused[..., 0],
+                mask_block_idx=unused,
+                full_block_cnt=selection.counts,
+                full_block_idx=selection.indices,
+                block_size=call.blocks,
+            )
             return interface._flash_attn_fwd(
                 q, k, v, block_sparse_tensors=lists, num_splits=1, pack_gqa=False, out=out, _arch=architecture
             )[0]
@@ -138,10 +143,8 @@ def _reasons_of_validators(call: DenseCall | SparseCall) -> list[str]:
             return [f"(head_dim, value_dim) is {dims}, supported on {major}.x: up to 128, or (192, 128)"]
         return []
     if isinstance(call, SparseCall):
-        query_rows, key_rows = call.blocks
-        tile = interface._tile_size_fwd_sm90(*dims, False, False, sparse_block_size_q=query_rows)
-        tile = interface._fit_sm90_fwd_tile_to_block_sparsity(tile, query_rows, key_rows)
-        if query_rows % tile.m_block_size or key_rows != tile.n_block_size:
+        tile = fa4_hopper.tile_of(call, interface)
+        if call.blocks[0] % tile.m_block_size or call.blocks[1] != tile.n_block_size:
             fits = f"{tile.m_block_size}x{tile.n_block_size}"
             return [f"blocks are {call.geometry}, the kernel's tile for (head_dim, value_dim) {dims} is {fits}"]
     return []

@@ -39,7 +39,7 @@ class Question:
 QUESTIONS = (
     Question(
         name="geometry at equal time",
-        arms=("128x128, 25 %", "128x64, 22 %", "64x64, 17 %, FA4", "64x64, 19 %, cuDNN"),
+        arms=("128x128, 25 %", "128x64, 22 %", "64x64, 20 %"),
         limits="equal time is an estimate for long sequences; short ones are bound by launches",
     ),
     Question(name="geometry at equal density", arms=(BASE, "128x64, 25 %", "128x128, 25 %")),
@@ -98,15 +98,14 @@ def recipe(
     )
 
 
-def arms(names: Sequence[str], *, calibration: Calibration | None, attention: AttentionConfig, cuda: bool) -> list[Arm]:
+def arms(names: Sequence[str], *, calibration: Calibration | None, attention: AttentionConfig) -> list[Arm]:
     """The arms of these names; `calibration` for those with a budget that needs one."""
     strategies = {
         BASE: recipe(),
         "128x128, 25 %": recipe("128x128"),
         "128x64, 25 %": recipe("128x64"),
         "128x64, 22 %": recipe("128x64", kept=0.22),
-        "64x64, 17 %, FA4": recipe(kept=0.17),
-        "64x64, 19 %, cuDNN": recipe(kept=0.19),
+        "64x64, 20 %": recipe(kept=0.2),
         "mean": recipe(reduce="mean"),
         "max": recipe(reduce="max"),
         "serpentine": recipe(order="serpentine"),
@@ -120,15 +119,7 @@ def arms(names: Sequence[str], *, calibration: Calibration | None, attention: At
         strategies["top-p"] = recipe(
             budget={"method": "top-p", "mass": calibration.mass, "min_sparsity": 0.0, "max_sparsity": 0.95}
         )
-    kernels = {"128x128, 25 %": "fa4", "128x64, 22 %": "fa4", "64x64, 17 %, FA4": "fa4", "64x64, 19 %, cuDNN": "cudnn"}
-    return [
-        Arm(
-            name=name,
-            strategy=strategies[name],
-            attention=replace(attention, sparse_backend=kernels[name]) if cuda and name in kernels else attention,
-        )
-        for name in names
-    ]
+    return [Arm(name=name, strategy=strategies[name], attention=attention) for name in names]
 
 
 def _prunable(strategy: Strategy) -> Strategy:

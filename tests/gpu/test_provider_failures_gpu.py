@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parallel_attn.backends import DENSE_BACKENDS, cudnn_sparse, fa4, flex
+from parallel_attn.backends import DENSE_BACKENDS, cudnn_sparse, fa4, fa4_hopper, flex
 from parallel_attn.backends.sparse import SPARSE_BACKENDS
 from parallel_attn.backends.sparse_call import admit
 from tests.gpu.attention_inputs import GQA, PROVIDERS, assert_close, exact, inputs, installed
@@ -35,7 +35,8 @@ def test_threads_that_start_together_compile_once(monkeypatch):
     selection = random_selection(geometry(128, 128), batch=1, heads=6, query_rows=512, key_rows=512, device="cuda")
     compiled, results, compiling = [], [], cutlass.cute.compile
     monkeypatch.setattr(cutlass.cute, "compile", lambda *a, **o: compiled.append(a) or compiling(*a, **o))
-    monkeypatch.setattr(fa4.PROVIDER.load()[0]._flash_attn_fwd, "compile_cache", {})
+    monkeypatch.setattr(fa4.PROVIDER, "_compiled", set())
+    keep_kernels(monkeypatch, "fa4", {})
     threads = [threading.Thread(target=lambda: results.append(kernel.attend(q, k, v, selection))) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -73,13 +74,16 @@ class Broken(dict):
         return boom
 
 
-def caches(name):
-    """(object, attribute) of each place the package keeps compiled kernels."""
+def keep_kernels(monkeypatch, name, where):
+    """Have the package keep its compiled kernels in `where`."""
     if name == "fa4":
-        return [(fa4.PROVIDER.load()[0]._flash_attn_fwd, "compile_cache")]
+        monkeypatch.setattr(fa4.PROVIDER.load()[0]._flash_attn_fwd, "compile_cache", where)
+        monkeypatch.setattr(fa4_hopper, "kernels", lambda: where)
+        return
     from cudnn.block_sparse_attention import _sm90_blk128
 
-    return [(cudnn_sparse.PROVIDER.load()[0].bsa_attn_fwd, "compile_cache"), (_sm90_blk128, "_FWD_CACHE")]
+    monkeypatch.setattr(cudnn_sparse.PROVIDER.load()[0].bsa_attn_fwd, "compile_cache", where)
+    monkeypatch.setattr(_sm90_blk128, "_FWD_CACHE", where)
 
 
 def break_import(monkeypatch, name):
@@ -95,13 +99,11 @@ def break_compile(monkeypatch, name):
     import cutlass.cute
 
     monkeypatch.setattr(cutlass.cute, "compile", boom)
-    for place in caches(name):
-        monkeypatch.setattr(*place, {})
+    keep_kernels(monkeypatch, name, {})
 
 
 def break_launch(monkeypatch, name):
-    for place in caches(name):
-        monkeypatch.setattr(*place, Broken())
+    keep_kernels(monkeypatch, name, Broken())
 
 
 @pytest.mark.parametrize("breaking", [break_import, break_capability, break_compile, break_launch])

@@ -17,34 +17,27 @@ NAMES = list(dict.fromkeys(name for question in QUESTIONS for name in question.a
 CALIBRATION = Calibration(mass=0.6, weights=(0.2, 0.3))
 
 
-def made(*, cuda: bool) -> dict[str, Arm]:
-    return {arm.name: arm for arm in arms(NAMES, calibration=CALIBRATION, attention=AttentionConfig(), cuda=cuda)}
+def made() -> dict[str, Arm]:
+    return {arm.name: arm for arm in arms(NAMES, calibration=CALIBRATION, attention=AttentionConfig())}
 
 
 def test_the_arms_are_all_different():
-    found = made(cuda=True)
+    found = made()
     assert list(found) == NAMES
-    distinct = {(repr(arm.strategy), arm.attention.sparse_backend) for arm in found.values()}
+    distinct = {repr(arm.strategy) for arm in found.values()}
     assert len(distinct) == len(NAMES)
     for arm in found.values():
         assert arm.strategy.table(steps=20, layers=6).rows[-1] == ("sparse",) * 6
 
 
 def test_dense_steps_are_the_share_that_is_named():
-    rows = {name: arm.strategy.table(steps=20, layers=1).rows for name, arm in made(cuda=False).items()}
+    rows = {name: arm.strategy.table(steps=20, layers=1).rows for name, arm in made().items()}
     for name, steps in {"0 % dense": 0, "10 % dense": 2, BASE: 4, "30 % dense": 6}.items():
         assert [row == ("dense",) for row in rows[name]] == [True] * steps + [False] * (20 - steps)
 
 
-def test_kernels_are_asked_for_where_they_exist():
-    on_gpu, on_cpu = made(cuda=True), made(cuda=False)
-    assert on_gpu["64x64, 19 %, cuDNN"].attention.sparse_backend == "cudnn"
-    assert on_gpu["64x64, 17 %, FA4"].attention.sparse_backend == "fa4"
-    assert {arm.attention.sparse_backend for arm in on_cpu.values()} == {"auto"}
-
-
 def test_budgets_are_the_calibrated_ones():
-    found = made(cuda=False)
+    found = made()
     budgets = {name: found[name].strategy.presets["sparse"].selector.budget for name in ("per head", "top-p")}
     assert isinstance(budgets["per head"], HeadTopK) and budgets["per head"].weights == (0.2, 0.3)
     assert isinstance(budgets["top-p"], TopP) and budgets["top-p"].mass == 0.6

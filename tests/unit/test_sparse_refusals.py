@@ -15,7 +15,8 @@ from parallel_attn.backends import cudnn_sparse, fa4, flex, provider
 from parallel_attn.backends.sparse import SPARSE_BACKENDS
 from parallel_attn.backends.sparse_call import admit
 from parallel_attn.errors import UnsupportedError
-from tests.machine_on_paper import FA4_INTERFACE, call, dense_call
+from parallel_attn.platform import pick_sparse
+from tests.machine_on_paper import FA4_INTERFACE, call, dense_call, forget_picks
 
 RUNS = [
     *(("fa4", (9, 0), call(blocks)) for blocks in ((64, 64), (128, 64), (128, 128), (256, 128))),
@@ -35,6 +36,14 @@ RUNS = [
 def test_what_runs_has_no_reason_against_it(hopper, name, capability, asked):
     hopper[:] = capability
     assert SPARSE_BACKENDS[name].reasons_against(asked) == []
+
+
+@pytest.mark.parametrize("blocks", fa4.GEOMETRIES[9])
+def test_auto_takes_flash_attention_4_where_it_runs(hopper, blocks):
+    assert pick_sparse("auto", call(blocks)).backend.name == "fa4"
+    hopper[:] = (8, 0)
+    forget_picks()
+    assert pick_sparse("auto", call((64, 64))).backend.name == "flex"
 
 
 REFUSED = [
