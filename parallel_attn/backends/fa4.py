@@ -1,7 +1,7 @@
 """FlashAttention-4 (CuTe DSL), dense and block-sparse.
 
-Called through its inner forward function, which alone takes `out=` and the architecture. What that function would do
-silently is closed off here:
+Called through its inner forward function, which alone takes `out=` and the architecture; with block lists on Hopper,
+its kernel is launched without that function (`fa4_hopper.py`). What it would do silently is closed off here:
 
 * on compute capability 8.x it ignores block lists and computes dense attention, and an environment variable can make
   it take that path anywhere: other architectures are refused and the device's own is passed explicitly;
