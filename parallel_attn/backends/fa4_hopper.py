@@ -1,9 +1,9 @@
 """FlashAttention-4's Hopper kernel for block lists, compiled and launched without the package's front.
 
-The front takes 130 us of the host for a call; a kernel it compiled takes 8. It also gives a thread block the registers
-of a whole multiprocessor. For tiles of 64 rows, one warp group computes in it, and nobody multiplies while that one is
-at its softmax: here two thread blocks share a multiprocessor, which makes these tiles 1.2 times as fast (measured on
-an H200). The results are the front's, bit for bit.
+A call through the front keeps the host 144 us, of which launching the compiled kernel is 8. The front also gives a
+thread block the registers of a whole multiprocessor. With tiles of 64 rows, one warp group computes in it, and nobody
+multiplies while that one is at its softmax: here two thread blocks share a multiprocessor, which makes these tiles 1.2
+times as fast (measured on an H200). The results are the front's, bit for bit.
 """
 
 from __future__ import annotations
