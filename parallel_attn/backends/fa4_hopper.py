@@ -78,7 +78,7 @@ def _compile(call: SparseCall) -> Any:
 
     tile = tile_of(call, interface)
     shares = tile.m_block_size == 64 and max(call.head_dim, call.value_dim) <= 128  # else too much shared memory
-    forward = (_sharing if shares else lambda kernel: kernel)(FlashAttentionForwardSm90)(
+    forward = (_sharing(FlashAttentionForwardSm90) if shares else FlashAttentionForwardSm90)(
         dtype,
         call.head_dim,
         call.value_dim,

@@ -120,12 +120,12 @@ def test_fp32_is_refused_by_the_kernels_and_runs_in_torch_by_itself():
     assert SubBlock(budget=TopK(sparsity=0.5)).select(q, k, geometry=geometry).made_by == "subblock-lse/torch"
 
 
-@on_gpu
 def requested(when):
     """Bytes asked for; what the allocator hands out is more where it does not split a block."""
     return torch.cuda.memory_stats()[f"requested_bytes.all.{when}"]
 
 
+@on_gpu
 @pytest.mark.parametrize(
     "budget",
     [
