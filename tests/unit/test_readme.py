@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from parallel_attn.strategy import strategy_from
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +28,13 @@ def test_the_strategy_document_is_one():
     (document,) = re.findall(r"```json\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     strategy = strategy_from(json.loads(document))
     assert strategy.table(steps=35, layers=10).rows[10] == ("dense", *["sparse"] * 8, "dense")
+
+
+@pytest.mark.parametrize("document", sorted(path.name for path in ROOT.glob("*.md")))
+def test_what_a_document_links_to_is_there(document):
+    targets = re.findall(r"\]\(([^)#]+)", (ROOT / document).read_text())
+    missing = [target for target in targets if "://" not in target and not (ROOT / target).exists()]
+    assert not missing
 
 
 def test_the_design_fits_on_its_pages():
