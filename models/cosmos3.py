@@ -19,6 +19,7 @@ from parallel_attn.exchange import gather_rows
 from .loop import Loop
 from .plan import GenerationDefaults, Heads, ModelPlan, Sizes
 from .processor import ParallelProcessor
+from .rotary import rotate_halves
 from .text import KeptText, TextReuse
 from .token_order import TokenOrder
 
@@ -38,20 +39,20 @@ class Cosmos3Processor(ParallelProcessor):
             (attn.num_key_value_heads, attn.head_dim),
         )
 
-        q_gen = _rotate(attn.norm_added_q(attn.add_q_proj(gen_seq).unflatten(-1, q_heads)), cos_gen, sin_gen)
-        k_gen = _rotate(attn.norm_added_k(attn.add_k_proj(gen_seq).unflatten(-1, kv_heads)), cos_gen, sin_gen)
+        q_gen = rotate_halves(attn.norm_added_q(attn.add_q_proj(gen_seq).unflatten(-1, q_heads)), cos_gen, sin_gen)
+        k_gen = rotate_halves(attn.norm_added_k(attn.add_k_proj(gen_seq).unflatten(-1, kv_heads)), cos_gen, sin_gen)
         v_gen = attn.add_v_proj(gen_seq).unflatten(-1, kv_heads)
         gen = (q_gen[None], k_gen[None], v_gen[None])
         if und_seq.shape[0] == 0:
             return und_seq, _project(attn.to_add_out, self.attention(*gen))
 
-        q_und = _rotate(attn.norm_q(attn.to_q(und_seq).unflatten(-1, q_heads)), cos_und, sin_und)
+        q_und = rotate_halves(attn.norm_q(attn.to_q(und_seq).unflatten(-1, q_heads)), cos_und, sin_und)
         k_normed = attn.norm_k(attn.to_k(und_seq).unflatten(-1, kv_heads))
-        k_und = _rotate(k_normed, cos_und, sin_und)
+        k_und = rotate_halves(k_normed, cos_und, sin_und)
         v_und = attn.to_v(und_seq).unflatten(-1, kv_heads)
         k_for_gen = k_und
         if attn.k_norm_und_for_gen is not None:
-            k_for_gen = _rotate(attn.k_norm_und_for_gen(k_normed), cos_und, sin_und)
+            k_for_gen = rotate_halves(attn.k_norm_und_for_gen(k_normed), cos_und, sin_und)
         und_out = self.attention.replicated(q_und[None], k_und[None], v_und[None])
         gen_out = self.attention(*gen, prefix=(k_for_gen[None], v_und[None]))
         return _project(attn.to_out, und_out), _project(attn.to_add_out, gen_out)
@@ -61,11 +62,6 @@ def _project(to_out: nn.Module, out: Tensor) -> Tensor:
     """[1, s, H, D] to [s, C]. The batch dim stays on until the end: Inductor takes a projection of two dims and the
     residual for one addmm, which copies the whole residual first, where the next norm would have read it anyway."""
     return to_out(out.flatten(-2))[0]
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
 
 
 class Cosmos3Seams:

@@ -24,6 +24,7 @@ from parallel_attn.request import shard_rows
 from .loop import Loop
 from .plan import GenerationDefaults, ModelPlan, Sizes, equal_heads
 from .processor import ParallelProcessor
+from .rotary import rotate_halves
 from .seams import RowSeams
 from .token_order import Grid
 
@@ -56,8 +57,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the leading channels of x [B, s, H, D], as many as the tables [s, R] have."""
     cos, sin = (table.to(x.dtype)[None, :, None, :] for table in (cos, sin))
     turned, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
-    first, second = turned.chunk(2, dim=-1)
-    return torch.cat((turned * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)
+    return torch.cat((rotate_halves(turned, cos, sin), rest), dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
