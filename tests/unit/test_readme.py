@@ -1,4 +1,4 @@
-"""What the README tells a newcomer to type works as it stands."""
+"""What the README tells a newcomer to type works as it stands, and what the documents link to is there."""
 
 from __future__ import annotations
 
