@@ -90,18 +90,18 @@ class Fa4Sparse:
         if out is None:
             out = q.new_empty(call.batch, call.query_rows, call.query_heads, call.value_dim)
         key: Hashable = ("sparse", architecture, call.dtype, call.head_dim, call.value_dim, call.group, call.blocks)
+        unused = selection.counts.new_zeros(*selection.counts.shape, 1)
+        lists = block_sparsity.BlockSparseTensorsTorch(
+            mask_block_cnt=unused[..., 0],
+            mask_block_idx=unused,
+            full_block_cnt=selection.counts,
+            full_block_idx=selection.indices,
+            block_size=call.blocks,
+        )
         with torch.cuda.device(q.device), PROVIDER.first_call(key):
             if architecture == 90:
-                fa4_hopper.attend(q, k, v, selection, out, call=call)
+                fa4_hopper.attend(q, k, v, lists, out, call=call)
                 return out
-            unused = selection.counts.new_zeros(*selection.counts.shape, 1)
-            lists = block_sparsity.BlockSparseTensorsTorch(
-                mask_block_cnt=unused[..., 0],
-                mask_block_idx=unused,
-                full_block_cnt=selection.counts,
-                full_block_idx=selection.indices,
-                block_size=call.blocks,
-            )
             return interface._flash_attn_fwd(
                 q, k, v, block_sparse_tensors=lists, num_splits=1, pack_gqa=False, out=out, _arch=architecture
             )[0]

@@ -1,9 +1,7 @@
 """FlashAttention-4's Hopper kernel for block lists, compiled and launched without the package's front.
 
-A call through the front keeps the host 144 us, of which launching the compiled kernel is 8. The front also gives a
-thread block the registers of a whole multiprocessor. With tiles of 64 rows, one warp group computes in it, and nobody
-multiplies while that one is at its softmax: here two thread blocks share a multiprocessor, which makes these tiles 1.2
-times as fast (measured on an H200). The results are the front's, bit for bit.
+A call through the front keeps the host 144 us, of which launching the compiled kernel is 8. What is launched computes
+the front's results, bit for bit, in less time (`fa4_hopper_kernel.py`).
 """
 
 from __future__ import annotations
@@ -17,19 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..selection import Selection
 from .sparse_call import SparseCall
 
-MMA_REGISTERS, LOAD_REGISTERS = 216, 40
-"""Of each thread of the two warp groups of a block that shares: twice 128 x (216 + 40) are all 65,536."""
 
-
-def attend(q: Tensor, k: Tensor, v: Tensor, selection: Selection, out: Tensor, *, call: SparseCall) -> None:
-    """Block-sparse attention into `out`; the package is imported, and `call` describes what is given."""
-    unused = selection.counts.new_zeros(*selection.counts.shape, 1)
-    lists = (unused[..., 0], unused, selection.counts, selection.indices, None, None, None, None)
+def attend(q: Tensor, k: Tensor, v: Tensor, lists: Any, out: Tensor, *, call: SparseCall) -> None:
+    """Block-sparse attention into `out`; `lists` are the package's own, and `call` describes what is given."""
+    four = (lists.mask_block_cnt, lists.mask_block_idx, lists.full_block_cnt, lists.full_block_idx)
     q, k, v = q.detach(), k.detach(), v.detach()  # DLPack exports nothing that asks for a gradient
-    kernel(call)(q, k, v, out, None, call.head_dim**-0.5, *[None] * 8, lists, (None, None), None, None)
+    kernel(call)(q, k, v, out, None, call.head_dim**-0.5, *[None] * 8, (*four, *[None] * 4), (None, None), None, None)
 
 
 def kernel(call: SparseCall) -> Callable[..., None]:
@@ -43,10 +36,12 @@ def kernel(call: SparseCall) -> Callable[..., None]:
 
 @lru_cache(maxsize=1)
 def kernels() -> Any:
-    """What was compiled here, kept where and how the package keeps its own; on disk, of this file as it is."""
+    """What was compiled here, kept where and how the package keeps its own; on disk, of these two files as they are."""
     from flash_attn.cute.cache_utils import get_jit_cache
 
-    return get_jit_cache(f"parallel_attn-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]}")
+    folder = Path(__file__).parent
+    code = b"".join((folder / name).read_bytes() for name in ("fa4_hopper.py", "fa4_hopper_kernel.py"))
+    return get_jit_cache(f"parallel_attn-{hashlib.sha256(code).hexdigest()[:16]}")
 
 
 def tile_of(call: SparseCall, interface: Any) -> Any:
@@ -64,6 +59,8 @@ def _compile(call: SparseCall) -> Any:
     from flash_attn.cute.flash_fwd_sm90 import FlashAttentionForwardSm90
     from flash_attn.cute.utils import AuxData
 
+    from .fa4_hopper_kernel import Kernel
+
     def tensor(dtype: Any, *shape: Any, align: int) -> Any:
         strides = [cute.sym_int64() for _ in shape[1:]]
         return make_fake_tensor(dtype, shape, (*strides, 1), assumed_align=align)
@@ -77,8 +74,7 @@ def _compile(call: SparseCall) -> Any:
     lists = BlockSparseTensors(counts[0], indices[0], counts[1], indices[1], None, None, None, None)
 
     tile = tile_of(call, interface)
-    shares = tile.m_block_size == 64 and max(call.head_dim, call.value_dim) <= 128  # else too much shared memory
-    forward = (_sharing(FlashAttentionForwardSm90) if shares else FlashAttentionForwardSm90)(
+    forward = (FlashAttentionForwardSm90 if max(call.head_dim, call.value_dim) > 128 else Kernel)(
         dtype,
         call.head_dim,
         call.value_dim,
@@ -95,27 +91,3 @@ def _compile(call: SparseCall) -> Any:
     )
     arguments = (q, k, v, out, None, Float32(1.0), *[None] * 8, lists, AuxData(), None, None)
     return cute.compile(forward, *arguments, make_fake_stream(use_tvm_ffi_env_stream=True), options="--enable-tvm-ffi")
-
-
-def _sharing(kernel: Any) -> Any:
-    """The kernel, two thread blocks to a multiprocessor."""
-
-    class Sharing(kernel):
-        def _setup_attributes(self) -> None:  # what the kernel calls after it set these two
-            super()._setup_attributes()
-            self.num_mma_regs, self.num_producer_regs = MMA_REGISTERS, LOAD_REGISTERS
-
-        def kernel(self, *arguments: Any, **options: Any) -> Any:
-            return _TwoBlocks(super().kernel(*arguments, **options))
-
-    return Sharing
-
-
-class _TwoBlocks:
-    """A kernel about to be launched, which then lets two thread blocks share a multiprocessor."""
-
-    def __init__(self, launcher: Any) -> None:
-        self.launcher = launcher
-
-    def launch(self, **options: Any) -> Any:
-        return self.launcher.launch(**options | {"min_blocks_per_mp": 2})

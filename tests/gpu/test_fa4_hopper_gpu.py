@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from parallel_attn.backends import fa4, fa4_hopper
+from parallel_attn.backends.sparse_call import SparseCall
 from tests.gpu.attention_inputs import GQA, MHA, inputs, installed
 from tests.selections import geometry, random_selection
 
@@ -15,6 +16,9 @@ pytestmark = [
         not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
     ),
 ]
+
+
+BF16 = torch.bfloat16
 
 
 def by_the_front(q, k, v, selection):
@@ -29,13 +33,17 @@ def by_the_front(q, k, v, selection):
 
 @pytest.mark.parametrize("blocks", fa4.GEOMETRIES[9])
 @pytest.mark.parametrize("heads", [MHA, GQA])
-@pytest.mark.parametrize(("dim", "dtype"), [(64, torch.bfloat16), (128, torch.bfloat16), (128, torch.float16)])
+@pytest.mark.parametrize(
+    ("dim", "dtype"), [(64, BF16), (72, BF16), (96, BF16), (128, BF16), (128, torch.float16), (192, BF16)]
+)
 @pytest.mark.parametrize(("batch", "query_rows", "key_rows"), [(1, 1024, 1152), (2, 1001, 1407), (1, 40, 30)])
 def test_the_bits_are_those_of_the_front(blocks, heads, dim, dtype, batch, query_rows, key_rows):
     kernel = installed("fa4")
     q, k, v = inputs(batch, query_rows, key_rows, heads, dim, dtype=dtype)
     rows = dict(query_rows=query_rows, key_rows=key_rows)
     selection = random_selection(geometry(*blocks), batch=batch, heads=heads[0], device="cuda", **rows)
+    if refused := kernel.reasons_against(SparseCall.of(q, k, v, selection)):
+        pytest.skip("; ".join(refused))
     assert torch.equal(kernel.attend(q, k, v, selection), by_the_front(q, k, v, selection))
 
 
