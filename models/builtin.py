@@ -7,7 +7,7 @@ folder that the model's diffusers pipeline reads, and into the values to use for
 from pathlib import Path
 
 from .builtin_requests import BUILTIN_REQUESTS
-from .plan import GenerationDefaults
+from .sizes import SIZES, GenerationDefaults
 
 
 def generation_defaults(name_or_path: str | Path) -> GenerationDefaults:
@@ -20,8 +20,7 @@ def generation_defaults(name_or_path: str | Path) -> GenerationDefaults:
     from .checkpoint import read_transformer_config  # costs seconds, which `--help` should not pay
 
     plan, _ = read_transformer_config(Path(name_or_path))
-    assert plan.sizes is not None
-    return plan.sizes.released
+    return SIZES[plan.name].released
 
 
 def checkpoint_folder(name_or_path: str | Path, *, scratch: Path) -> Path:

@@ -1,6 +1,6 @@
 """The built-in checkpoints: their names, and the request each is made for."""
 
-from .plan import GenerationDefaults
+from .sizes import GenerationDefaults
 
 BUILTIN_REQUESTS = {
     "cosmos3-tiny": GenerationDefaults(height=64, width=64, frames=9, fps=24, steps=4, guidance_scale=6.0),

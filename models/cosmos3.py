@@ -17,7 +17,7 @@ from parallel_attn import KVPrefix, Request
 from parallel_attn.exchange import gather_rows
 
 from .loop import Loop
-from .plan import GenerationDefaults, Heads, ModelPlan, Sizes
+from .plan import Heads, ModelPlan
 from .processor import ParallelProcessor
 from .rotary import rotate_halves
 from .text import KeptText, TextReuse
@@ -155,11 +155,6 @@ def _heads(config: Mapping[str, Any]) -> Heads:
     return Heads(query=config["num_attention_heads"], kv=config["num_key_value_heads"], head_dim=config["head_dim"])
 
 
-def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> int:
-    patch = config["latent_patch_size"]
-    return frames * -(-height // patch) * -(-width // patch)
-
-
 _GENERATION = ("_moe_gen", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out", "norm_added_q", "norm_added_k")
 
 
@@ -184,10 +179,4 @@ COSMOS3 = ModelPlan(
     options=("keep_text",),
     weight_group=_tower,
     needed_groups=_towers_read,
-    sizes=Sizes(
-        released=GenerationDefaults(height=720, width=1280, frames=189, fps=24, steps=35, guidance_scale=6.0),
-        rows=_rows,
-        depth="num_hidden_layers",
-        not_counted="text: a replicated prefix, never sharded",
-    ),
 )

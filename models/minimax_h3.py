@@ -22,7 +22,7 @@ from parallel_attn.exchange import Axis, gather_shards
 from parallel_attn.request import shard_rows
 
 from .loop import Loop
-from .plan import GenerationDefaults, ModelPlan, Sizes, equal_heads
+from .plan import ModelPlan, equal_heads
 from .processor import ParallelProcessor
 from .rotary import rotate_halves
 from .seams import RowSeams
@@ -195,20 +195,6 @@ def _changes(x: Tensor) -> int:
     return int((x[1:] != x[:-1]).sum())
 
 
-def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> int:
-    patch_frames, patch_height, patch_width = config["patch_size"]
-    return frames // patch_frames * -(-height // patch_height) * -(-width // patch_width)
-
-
-def _latents(vae: Mapping[str, Any], frames: int, height: int, width: int) -> tuple[int, int, int]:
-    """17 k + 5 frames are 5 k + 2 latent frames, and diffusers rounds other frame counts up."""
-    clip = vae["clip_length"]
-    per_clip = -(-clip // math.prod(vae["temporal_downsample_factors"]))
-    clips = max(0, -(-(frames - per_clip) // clip))
-    stride = math.prod(vae["spatial_downsample_factors"])
-    return clips * per_clip + 2, -(-height // stride), -(-width // stride)
-
-
 MINIMAX_H3 = ModelPlan(
     name="minimax-h3",
     transformer="MiniMaxH3Transformer3DModel",
@@ -219,11 +205,4 @@ MINIMAX_H3 = ModelPlan(
     processor=MiniMaxH3Processor,
     seams=MiniMaxH3Seams,
     options=("protect_conditions",),
-    sizes=Sizes(
-        released=GenerationDefaults(height=736, width=1280, frames=192, fps=24, steps=50, guidance_scale=1.0),
-        rows=_rows,
-        latents=_latents,
-        vae_keys=("clip_length", "spatial_downsample_factors", "temporal_downsample_factors"),
-        not_counted="text, audio (640 rows at 192 frames) and keyframes: sharded, on top of these rows",
-    ),
 )

@@ -29,42 +29,6 @@ def equal_heads(config: Mapping[str, Any]) -> Heads:
     return Heads(query=heads, kv=heads, head_dim=config["attention_head_dim"])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenerationDefaults:
-    """One request to a pipeline; height and width in pixels, `frames` in video frames."""
-
-    height: int
-    width: int
-    frames: int
-    fps: int
-    steps: int
-    guidance_scale: float
-
-
-def causal_latents(vae: Mapping[str, Any], frames: int, height: int, width: int) -> tuple[int, int, int]:
-    """`Sizes.latents` of a VAE whose first latent frame is one video frame and every other one a stride of them."""
-    temporal, spatial = vae["scale_factor_temporal"], vae["scale_factor_spatial"]
-    return (frames - 1) // temporal + 1, -(-height // spatial), -(-width // spatial)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sizes:
-    """What a request to a checkpoint comes to, for the command lines: nothing here is needed to run a model."""
-
-    released: GenerationDefaults
-    """The request of the released checkpoint, for whatever a user leaves out."""
-    rows: Callable[[Mapping[str, Any], int, int, int], int]
-    """Sharded rows of a request: (transformer config, latent frames, latent height, latent width)."""
-    latents: Callable[[Mapping[str, Any], int, int, int], tuple[int, int, int]] = causal_latents
-    """Latent frames, height and width of a request: (VAE config, video frames, height and width in pixels)."""
-    vae_keys: tuple[str, ...] = ("scale_factor_temporal", "scale_factor_spatial")
-    """What `latents` reads in the VAE's config."""
-    depth: str = "num_layers"
-    """Name of the number of layers in the transformer's config."""
-    not_counted: str
-    """What else attends beside `rows`, in words, and whether it is sharded."""
-
-
 class Seams(Protocol):
     """Where a model's sequence is sharded and gathered, for one parallelized transformer."""
 
@@ -115,8 +79,6 @@ class ModelPlan:
     """The group of a layer's parameter, by its name in the layer; under layerwise offload groups stream apart."""
     needed_groups: Callable[..., Collection[str]] | None = None
     """The groups a layer call reads, by its arguments; None: all."""
-    sizes: Sizes | None = None
-    """What a request comes to; every plan in `PLANS` has it, one of your own needs none."""
 
     def attention_modules(self, transformer: nn.Module) -> list[nn.Module]:
         """The attention module of every layer, in order."""

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from parallel_attn import KVPrefix, Request
 from parallel_attn.errors import refuse, require
 
-from .plan import GenerationDefaults, ModelPlan, Sizes, equal_heads
+from .plan import ModelPlan, equal_heads
 from .processor import ParallelProcessor
+from .rotary import rotate_complex
 from .seams import RowSeams
 from .token_order import Grid
 
@@ -40,15 +41,9 @@ class QwenImageProcessor(ParallelProcessor):
         q = torch.cat([q_text, attn.norm_q(attn.to_q(image).unflatten(-1, heads))], dim=1)
         k = torch.cat([k_text, attn.norm_k(attn.to_k(image).unflatten(-1, heads))], dim=1)
         v = torch.cat([attn.add_v_proj(text), attn.to_v(image)], dim=1).unflatten(-1, heads)
-        out = self.attention(_rotate(q, image_rotary_emb), _rotate(k, image_rotary_emb), v).flatten(-2)
+        out = self.attention(rotate_complex(q, image_rotary_emb), rotate_complex(k, image_rotary_emb), v).flatten(-2)
         text_out, image_out = out[:, : text.shape[1]], out[:, text.shape[1] :]
         return attn.to_out[1](attn.to_out[0](image_out.contiguous())), attn.to_add_out(text_out.contiguous())
-
-
-def _rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Neighbouring channels are one complex number; table [rows, D / 2] holds unit ones."""
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * table[:, None]).flatten(-2).type_as(x)
 
 
 class QwenImageSeams(RowSeams):
@@ -65,8 +60,7 @@ class QwenImageSeams(RowSeams):
         self.start(Request(rows=rows, prefix=KVPrefix(rows=count, kind="packed")), image)
         self.text = self.valid[self.mine.start : self.mine.stop]
         changed = {"hidden_states": self.cut(image, first=count), "encoder_hidden_states": text[:, self.text]}
-        if arguments.get("controlnet_block_samples") is not None:
-            samples = arguments["controlnet_block_samples"]
+        if (samples := arguments.get("controlnet_block_samples")) is not None:
             changed["controlnet_block_samples"] = [self.cut(x, first=count) for x in samples]
         if self.config.zero_cond_t:  # the model modulates rows of the first image and of the others apart
             first, last = max(self.mine.start - count, 0), max(self.mine.stop - count, 0)
@@ -103,17 +97,6 @@ def _images(shapes: list[Any]) -> list[Grid]:
     return [tuple(image) for image in first] if isinstance(first, list) else [tuple(first)]
 
 
-def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> int:
-    return frames * (height // config["patch_size"]) * (width // config["patch_size"])
-
-
-def _latents(vae: Mapping[str, Any], frames: int, height: int, width: int) -> tuple[int, int, int]:
-    """diffusers cuts what is left over of a side below one patch."""
-    if frames != 1:
-        raise ValueError(f"--frames {frames}: qwen-image makes one image; use --frames 1 or leave the flag out")
-    return 1, height // vae["scale_factor_spatial"], width // vae["scale_factor_spatial"]
-
-
 QWEN_IMAGE = ModelPlan(
     name="qwen-image",
     transformer="QwenImageTransformer2DModel",
@@ -123,10 +106,4 @@ QWEN_IMAGE = ModelPlan(
     token_orders=("raster", "serpentine"),
     processor=QwenImageProcessor,
     seams=QwenImageSeams,
-    sizes=Sizes(
-        released=GenerationDefaults(height=1024, width=1024, frames=1, fps=1, steps=50, guidance_scale=4.0),
-        rows=_rows,
-        latents=_latents,
-        not_counted="text: sharded, on top of these rows",
-    ),
 )

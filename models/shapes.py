@@ -15,8 +15,9 @@ from .builtin import generation_defaults
 from .checkpoint import read_transformer_config
 from .cosmos3 import COSMOS3
 from .minimax_h3 import MINIMAX_H3
-from .plan import GenerationDefaults, ModelPlan
+from .plan import ModelPlan
 from .qwen_image import QWEN_IMAGE
+from .sizes import SIZES, GenerationDefaults
 from .wan import WAN
 
 
@@ -50,8 +51,7 @@ def _shape(
     request: GenerationDefaults | None = None,
 ) -> ModelShape:
     """The shape of a model with a plan, from the configs of its transformer and its VAE; its released `request`."""
-    heads, sizes = plan.heads(config), plan.sizes
-    assert sizes is not None
+    heads, sizes = plan.heads(config), SIZES[plan.name]
     request = request or sizes.released
     return ModelShape(
         name=name,
@@ -112,13 +112,12 @@ def shape_of_checkpoint(folder: Path, *, name: str | None = None) -> ModelShape:
     `UnsupportedError` for a transformer without a plan, ValueError for a folder without the configs.
     """
     plan, config = read_transformer_config(folder)
-    assert plan.sizes is not None
     vae_file = folder / "vae" / "config.json"
     vae = json.loads(vae_file.read_text()) if vae_file.is_file() else {}
     if "temperal_downsample" in vae:  # some VAEs give their stages alone: each halves the sides, some the frames too
         stages = vae["temperal_downsample"]
         vae = {"scale_factor_temporal": 2 ** sum(stages), "scale_factor_spatial": 2 ** len(stages)} | vae
-    missing = [key for key in plan.sizes.vae_keys if key not in vae]
+    missing = [key for key in SIZES[plan.name].vae_keys if key not in vae]
     if missing:
         raise ValueError(f"the checkpoint {folder} has no vae/config.json with {' and '.join(missing)}")
     return _shape(plan, config, vae, name=name or str(folder), request=generation_defaults(name or folder))

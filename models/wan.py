@@ -6,17 +6,16 @@ text that every rank holds in full, which needs no other rank.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from parallel_attn import Request
 
-from .plan import GenerationDefaults, ModelPlan, Sizes, equal_heads
+from .plan import ModelPlan, equal_heads
 from .processor import ParallelProcessor
+from .rotary import rotate_pairs
 from .seams import RowSeams
 
 RotaryTables = tuple[Tensor, Tensor]
@@ -39,17 +38,10 @@ class WanProcessor(ParallelProcessor):
         else:
             q, k, v = attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states)
         heads = (attn.heads, -1)
-        q = _rotate(attn.norm_q(q).unflatten(2, heads), rotary_emb)
-        k = _rotate(attn.norm_k(k).unflatten(2, heads), rotary_emb)
+        q = rotate_pairs(attn.norm_q(q).unflatten(2, heads), *rotary_emb)
+        k = rotate_pairs(attn.norm_k(k).unflatten(2, heads), *rotary_emb)
         out = self.attention(q, k, v.unflatten(2, heads)).flatten(2)
         return attn.to_out[1](attn.to_out[0](out))
-
-
-def _rotate(x: Tensor, tables: RotaryTables) -> Tensor:
-    """Neighbouring channels are a pair; the tables repeat every angle, once for each of the two."""
-    cos, sin = tables[0][..., 0::2], tables[1][..., 1::2]
-    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2).type_as(x)
 
 
 class WanSeams(RowSeams):
@@ -82,10 +74,6 @@ class WanSeams(RowSeams):
     outputs |= {"condition_embedder.text_embedder": RowSeams.own}
 
 
-def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> int:
-    return math.prod(size // patch for size, patch in zip((frames, height, width), config["patch_size"], strict=True))
-
-
 WAN = ModelPlan(
     name="wan",
     transformer="WanTransformer3DModel",
@@ -95,9 +83,4 @@ WAN = ModelPlan(
     token_orders=("raster", "serpentine"),
     processor=WanProcessor,
     seams=WanSeams,
-    sizes=Sizes(
-        released=GenerationDefaults(height=720, width=1280, frames=81, fps=16, steps=50, guidance_scale=5.0),
-        rows=_rows,
-        not_counted="text: attended by cross-attention, which is not sharded",
-    ),
 )

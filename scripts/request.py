@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from models.builtin import generation_defaults
-from models.plan import GenerationDefaults
+from models.sizes import GenerationDefaults
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
