@@ -1,7 +1,7 @@
 """FlashAttention-4's Hopper kernel for block lists, compiled and launched without the package's front.
 
-A call through the front keeps the host 144 us, of which launching the compiled kernel is 8. What is launched computes
-the front's results, bit for bit, in less time (`fa4_hopper_kernel.py`).
+A call through the front keeps the host 144 us, of which launching the compiled kernel is 8. For head_dims up to 128
+the kernel is changed (`fa4_hopper_kernel.py`); the results are the front's, bit for bit.
 """
 
 from __future__ import annotations
