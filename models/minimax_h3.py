@@ -48,16 +48,11 @@ class MiniMaxH3Processor(ParallelProcessor):
         else:
             q, k, v = attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states)
         q, k, v = (x.unflatten(-1, (attn.heads, -1)) for x in (q, k, v))
-        q, k = _rotate(attn.norm_q(q), *rotary_emb), _rotate(attn.norm_k(k), *rotary_emb)
+        q, k = attn.norm_q(q), attn.norm_k(k)
+        cos, sin = (table.to(q.dtype)[:, None] for table in rotary_emb)
+        q, k = rotate_halves(q, cos, sin), rotate_halves(k, cos, sin)
         out = self.attention(q, k, v, mask=attention_mask).flatten(2, 3)
         return attn.to_out[1](attn.to_out[0](out))
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the leading channels of x [B, s, H, D], as many as the tables [s, R] have."""
-    cos, sin = (table.to(x.dtype)[None, :, None, :] for table in (cos, sin))
-    turned, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
-    return torch.cat((rotate_halves(turned, cos, sin), rest), dim=-1)
 
 
 @dataclass(frozen=True, slots=True)

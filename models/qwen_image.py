@@ -17,7 +17,7 @@ from parallel_attn.errors import refuse, require
 
 from .plan import ModelPlan, equal_heads
 from .processor import ParallelProcessor
-from .rotary import rotate_complex
+from .rotary import rotate_pairs
 from .seams import RowSeams
 from .token_order import Grid
 
@@ -34,14 +34,15 @@ class QwenImageProcessor(ParallelProcessor):
         attention_mask: None,
         image_rotary_emb: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """This rank's rows: image [B, i, C], text [B, t, C], one table [t + i, D / 2]; returns both, attended."""
+        """This rank's rows: image [B, i, C], text [B, t, C], one table [t + i, D / 2, 2]; returns both, attended."""
         image, text, heads = hidden_states, encoder_hidden_states, (attn.heads, -1)
         q_text = attn.norm_added_q(attn.add_q_proj(text).unflatten(-1, heads))
         k_text = attn.norm_added_k(attn.add_k_proj(text).unflatten(-1, heads))
         q = torch.cat([q_text, attn.norm_q(attn.to_q(image).unflatten(-1, heads))], dim=1)
         k = torch.cat([k_text, attn.norm_k(attn.to_k(image).unflatten(-1, heads))], dim=1)
         v = torch.cat([attn.add_v_proj(text), attn.to_v(image)], dim=1).unflatten(-1, heads)
-        out = self.attention(rotate_complex(q, image_rotary_emb), rotate_complex(k, image_rotary_emb), v).flatten(-2)
+        cos, sin = image_rotary_emb[:, None].unbind(-1)
+        out = self.attention(rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin), v).flatten(-2)
         text_out, image_out = out[:, : text.shape[1]], out[:, text.shape[1] :]
         return attn.to_out[1](attn.to_out[0](image_out.contiguous())), attn.to_add_out(text_out.contiguous())
 
@@ -72,7 +73,7 @@ class QwenImageSeams(RowSeams):
         return (self.shapes,), options | {"max_txt_seq_len": self.padded_length}
 
     def _table(self, tables: tuple[Tensor, Tensor]) -> Tensor:
-        return self.cut(torch.cat([tables[1][self.valid], tables[0]]), dim=0)
+        return self.cut(torch.view_as_real(torch.cat([tables[1][self.valid], tables[0]])), dim=0)
 
     def _image_rows(self, image: Tensor) -> Tensor:
         """All image rows; the text rows, which the model drops here, travel as zeros."""
@@ -93,8 +94,7 @@ def _valid_rows(mask: Tensor | None, text: Tensor) -> list[int]:
 
 def _images(shapes: list[Any]) -> list[Grid]:
     """Grids of the first sample's images, or of its one image; diffusers takes those of the others to be the same."""
-    first = shapes[0]
-    return [tuple(image) for image in first] if isinstance(first, list) else [tuple(first)]
+    return [tuple(image) for image in shapes[0]] if isinstance(shapes[0], list) else [tuple(shapes[0])]
 
 
 QWEN_IMAGE = ModelPlan(

@@ -38,8 +38,9 @@ class WanProcessor(ParallelProcessor):
         else:
             q, k, v = attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states)
         heads = (attn.heads, -1)
-        q = rotate_pairs(attn.norm_q(q).unflatten(2, heads), *rotary_emb)
-        k = rotate_pairs(attn.norm_k(k).unflatten(2, heads), *rotary_emb)
+        cos, sin = rotary_emb[0][..., 0::2], rotary_emb[1][..., 1::2]  # the tables hold every angle twice
+        q = rotate_pairs(attn.norm_q(q).unflatten(2, heads), cos, sin)
+        k = rotate_pairs(attn.norm_k(k).unflatten(2, heads), cos, sin)
         out = self.attention(q, k, v.unflatten(2, heads)).flatten(2)
         return attn.to_out[1](attn.to_out[0](out))
 
