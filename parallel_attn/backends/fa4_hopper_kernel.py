@@ -1,10 +1,11 @@
 # mypy: disable-error-code="misc,no-untyped-def"
 """FlashAttention-4's Hopper kernel, for head_dims up to 128, doing less around its two products; not a bit differs.
 
-Measured on an H200, calls in a row take 3 % less at 64x64 blocks and 1 % less at 128x128 than without the first three.
-Between the matrix products of a whole model, where the GPU is at its power limit, 128x128 does not gain: 0.3 % more.
+Chosen by whole forwards of an all-sparse model on an H200, which take 1.0 % less at 64x64 blocks and 0.4 % less at
+128x128 than without the first three. By itself a kernel can gain where a model, at the GPU's power limit, loses.
 
-- Q is read from shared memory once for a tile, into registers; the package reads it again with every key block.
+- Tiles of 64 rows read Q from shared memory once, into registers; the package reads it again with every key block.
+  Larger tiles stay with that: holding Q there makes the model 0.7 % slower.
 - The output so far is scaled only when a row of the warp has found a larger score (its factor is 1 otherwise), and
   while the next Q K^T runs.
 - Warp groups do not wait for each other's turn to multiply.
@@ -35,14 +36,16 @@ class Kernel(FlashAttentionForwardSm90):
         super()._setup_attributes()
         assert self.intra_wg_overlap
         self.rescale_O_before_gemm, self.use_scheduler_barrier = True, False
-        if self.num_wg_mma == 1:
+        if self.tile_m == 64:
             self.num_mma_regs, self.num_producer_regs = MMA_REGISTERS, LOAD_REGISTERS
 
     def _get_tiled_mma(self) -> tuple[Any, Any]:
-        _, of_pv = super()._get_tiled_mma()
+        of_qk, of_pv = super()._get_tiled_mma()
+        if self.tile_m > 64:
+            return of_qk, of_pv
         row_major = warpgroup.OperandMajorMode.K
         of_qk = make_trivial_tiled_mma(
-            self.dtype, self.dtype, row_major, row_major, Float32, atom_layout_mnk=(self.tile_m // 64, 1, 1),
+            self.dtype, self.dtype, row_major, row_major, Float32, atom_layout_mnk=(1, 1, 1),
             tiler_mn=(64, self.tile_n), a_source=warpgroup.OperandSource.RMEM,
         )  # fmt: skip
         return of_qk, of_pv
@@ -50,7 +53,7 @@ class Kernel(FlashAttentionForwardSm90):
     def kernel(self, *arguments: Any, **options: Any) -> Any:
         """See the package; then lets the blocks of 64 rows share."""
         launcher = super().kernel(*arguments, **options)
-        return _TwoBlocks(launcher) if self.num_wg_mma == 1 else launcher
+        return _TwoBlocks(launcher) if self.tile_m == 64 else launcher
 
     def mma(
         self, of_qk: Any, of_pv: Any, out: Any, lse: Any, q_in_shared: Any, *arguments: Any, **options: Any
@@ -61,12 +64,14 @@ class Kernel(FlashAttentionForwardSm90):
 
     def first_half_block_overlap(self, n_block: Any, mma_qk_fn: Any, *arguments: Any, **options: Any) -> Any:
         """See the package: a tile's first Q K^T; its Q has arrived."""
-        of_qk, _, q_in_registers, _ = mma_qk_fn.args
-        thread = cute.arch.thread_idx()[0] - self.num_threads_per_warp_group
-        staged = cute.append(self._q_in_shared.layout, cute.make_layout(1))
-        load = canonical_a_load_s2r(of_qk, cute.make_tensor(self._q_in_shared.iterator, staged), thread, q_in_registers)
-        for k in range(cute.size(q_in_registers.shape[2])):
-            load(0, k)
+        if self.tile_m == 64:
+            of_qk, _, q_in_registers, _ = mma_qk_fn.args
+            thread = cute.arch.thread_idx()[0] - self.num_threads_per_warp_group
+            one_stage = cute.append(self._q_in_shared.layout, cute.make_layout(1))
+            staged = cute.make_tensor(self._q_in_shared.iterator, one_stage)
+            load = canonical_a_load_s2r(of_qk, staged, thread, q_in_registers)
+            for k in range(cute.size(q_in_registers.shape[2])):
+                load(0, k)
         return super().first_half_block_overlap(n_block, mma_qk_fn, *arguments, **options)
 
     def mma_one_n_block_intrawg_overlap(self, *arguments: Any, softmax: Any, **options: Any) -> Any:
