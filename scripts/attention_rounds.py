@@ -1,14 +1,12 @@
 """The calls `bench_attention` compares on one shape: made once, then timed in rounds that alternate between them.
 
 A GPU lowers its clock under load, so every call is repeated for a while before the next one has its turn (each at the
-clock it would have in a stack of layers), and all have a turn in every round, in another order each time: none is
-always measured on a warmer chip, or after a neighbour that left it cool.
+clock it would have in a stack of layers), and all have a turn in every round (`turns.py`).
 """
 
 from __future__ import annotations
 
 import math
-import random
 import statistics
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from parallel_attn.backends.sparse import SparseBackend, SparseCall
 from parallel_attn.selection import BlockGeometry, Selection, SubBlock, TopK
 
 from .device_time import milliseconds_in_a_row
+from .turns import turns
 
 WARM_UP = 2
 TURN_MS = 80.0
@@ -95,10 +94,8 @@ class Rounds:
             row |= self._memory_and_host(call)
             calls_per_turn.append(math.ceil(TURN_MS / self._turn(call, 1)) if self.device.type == "cuda" else 1)
         timings: list[list[float]] = [[] for _ in self._calls]
-        shuffled = random.Random(0)
-        for _ in range(rounds):
-            for index in shuffled.sample(range(len(self._calls)), len(self._calls)):
-                timings[index].append(self._turn(self._calls[index][1], calls_per_turn[index]))
+        for index in turns(range(len(self._calls)), rounds=rounds):
+            timings[index].append(self._turn(self._calls[index][1], calls_per_turn[index]))
         for (row, _), times in zip(self._calls, timings, strict=True):
             row["milliseconds"] = statistics.median(times)
         dense = [row["milliseconds"] for row, _ in self._calls if row["path"] == "dense"]

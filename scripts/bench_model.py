@@ -4,7 +4,8 @@
 
 A random-weight transformer at the released width, bf16, on one GPU, layers compiled regionally for everyone. A step
 is one forward of one guidance branch in the middle of a request, so the kept text is kept. Each different row of a
-recipe's table is timed, and the request's time is the sum over its steps. All contestants have a turn in every round.
+recipe's table is timed, and the request's time is the sum over its steps. All contestants have a turn in every round,
+in an order drawn anew.
 
 The last line of stdout is a JSON document: hardware, versions, rows. A row has contestant, step_ms (by step of the
 request), request_s, speedup (over stock), peak_gb, new_graphs (compiled while timing) and dispatch (paths by the
@@ -37,6 +38,7 @@ from parallel_attn import Strategy
 from . import launch
 from .bench_attention import versions
 from .model_cases import CASES, ModelCase, build
+from .turns import turns
 
 STOCK = "stock diffusers"
 
@@ -168,12 +170,10 @@ def race(contestants: list[Contestant], forward: Callable[[nn.Module], Any], opt
         contestant.turn(forward, 1, timed=False)
         print(f"{contestant.name} is warm", file=sys.stderr, flush=True)
     new_graphs = dict.fromkeys((contestant.name for contestant in contestants), 0)
-    for number in range(options.rounds):
-        first = number % len(contestants)
-        for contestant in contestants[first:] + contestants[:first]:
-            before = counters["stats"]["unique_graphs"]
-            contestant.turn(forward, options.forwards, timed=True)
-            new_graphs[contestant.name] += counters["stats"]["unique_graphs"] - before
+    for contestant in turns(contestants, rounds=options.rounds):
+        before = counters["stats"]["unique_graphs"]
+        contestant.turn(forward, options.forwards, timed=True)
+        new_graphs[contestant.name] += counters["stats"]["unique_graphs"] - before
     return new_graphs
 
 

@@ -43,6 +43,7 @@ from parallel_attn import init_ulysses_mesh
 
 from . import launch
 from .offload_case import Machine, arguments_of, build
+from .turns import turns
 
 WARM_UP = 2
 """Steps: the first one computes the text, the second one learns that it is kept."""
@@ -143,10 +144,9 @@ def time_steps(arms: list[Arm], machine: Machine, options: Options, *, rows: int
         for _ in range(WARM_UP):
             arm.step(machine, arguments)
         copied[arm.name] = arm.offload.report()["copied_bytes"] if arm.offload else 0
-    for number in range(options.rounds):
-        for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
-            arm.milliseconds.append(arm.step(machine, arguments))
-            print(f"{case} {arm.name}: {arm.milliseconds[-1]:.1f} ms", file=sys.stderr, flush=True)
+    for arm in turns(arms, rounds=options.rounds):
+        arm.milliseconds.append(arm.step(machine, arguments))
+        print(f"{case} {arm.name}: {arm.milliseconds[-1]:.1f} ms", file=sys.stderr, flush=True)
     first = arms[0]
     return [row_of(arm, first, options, copied[arm.name]) | {"case": case, "generation_rows": rows} for arm in arms]
 

@@ -22,6 +22,7 @@ from parallel_attn import local_rows
 from parallel_attn.backends import DenseBackend
 
 from .device_time import milliseconds_in_a_row
+from .turns import turns
 from .ulysses_peers import CONTESTANTS, FLASH, STAND_IN, Contestant, Text
 
 IN_A_ROW = 4
@@ -184,12 +185,10 @@ def run_rounds(names: list[str], case: Case, measure: Measure) -> dict[str, dict
             found[name] |= {"copies": movement.copies, "tensor_passes": movement.copied / q.numel()}
         timings[name] = []
         calls[name] = lambda c=contestant: c(q, k, v, text=text, causal=case.causal)
-    for number in range(measure.rounds_of(case)):
-        first = number % max(1, len(names))
-        for name in names[first:] + names[:first]:
-            calls[name]()  # the call before, as a layer follows a layer
-            dist.barrier()
-            timings[name].append(_time_on_cpu(calls[name]) if case.device == "cpu" else _time_on_cuda(calls[name]))
+    for name in turns(names, rounds=measure.rounds_of(case)):
+        calls[name]()  # the call before, as a layer follows a layer
+        dist.barrier()
+        timings[name].append(_time_on_cpu(calls[name]) if case.device == "cpu" else _time_on_cuda(calls[name]))
     for name in names:
         milliseconds, *usage = zip(*timings[name], strict=True)
         found[name]["milliseconds"] = milliseconds
