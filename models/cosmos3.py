@@ -20,6 +20,7 @@ from .loop import Loop
 from .plan import Heads, ModelPlan
 from .processor import ParallelProcessor
 from .rotary import rotate_halves
+from .shared_timestep import SharedTimestep
 from .text import KeptText, TextReuse
 from .token_order import TokenOrder
 
@@ -70,6 +71,7 @@ class Cosmos3Seams:
     def __init__(self, loop: Loop, *, keep_text: bool | None = None) -> None:
         self.loop = loop
         self.texts = TextReuse(loop, keep_text)
+        self.timestep = SharedTimestep()
         self._layers = loop.transformer.layers
         self._order = TokenOrder(loop.plan)
         self._grids: list[tuple[int, int, int]] = []
@@ -79,8 +81,10 @@ class Cosmos3Seams:
     def install(self, transformer: nn.Module) -> Callable[[], None]:
         """See `Seams.install`."""
         transformer._cp_shard_fn, transformer._cp_gather_fn = self.shard, self.gather
+        unhook = self.timestep.install(transformer.time_embedder)
 
         def undo() -> None:
+            unhook()
             del transformer._cp_shard_fn, transformer._cp_gather_fn
             self.texts.drop()
 
@@ -90,6 +94,8 @@ class Cosmos3Seams:
         """See `Seams.begin`."""
         self._text = self.texts.begin(arguments)
         self._grids = [tuple(grid) for grid in arguments["vision_token_shapes"]]
+        given = (arguments.get(f"{modality}_timesteps") for modality in ("vision", "sound", "action"))
+        self.timestep.begin(*(each for each in given if each is not None))
         return arguments
 
     def shard(self, und: Tensor, gen: Tensor, rotary: RotaryTables) -> tuple[Tensor, Tensor, RotaryTables]:
@@ -135,11 +141,13 @@ class Cosmos3Seams:
         if self._text is not None:
             self._text.prefix.complete = len(self._text.prefix.layers) == len(self._layers)
         self._text = None
+        self.timestep.end()
         return output
 
     def abort(self) -> None:
         """See `Seams.abort`."""
         self._text = None
+        self.timestep.end()
         self.texts.drop()
 
     def report(self) -> dict[str, Any]:
@@ -148,6 +156,7 @@ class Cosmos3Seams:
             "texts_kept": len(self.texts),
             "text_forwards_reused": self.texts.reused,
             "text": self.texts.why_not,
+            "forwards_with_one_timestep": self.timestep.forwards,
         }
 
 

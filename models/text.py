@@ -7,7 +7,6 @@ changed weights or adapters (the fingerprint), another request (the clock), an e
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from parallel_attn.errors import refuse, require
 from parallel_attn.prefix import KeptPrefix
 
 from .loop import Loop
+from .same_tensors import SameTensors, version
 
 
 @dataclass(slots=True)
@@ -78,34 +78,23 @@ class TextReuse:
     def _key(self, arguments: Mapping[str, Any]) -> Hashable:
         ids, positions, length = (arguments[name] for name in ("input_ids", "position_ids", "und_len"))
         for read in self._read:
-            if read.matches(ids, positions, length):
+            if read.length == length and read.tensors.are(ids, positions):
                 return read.key
         text_positions = positions[..., :length]
         device = ids.device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         key = (tuple(ids.tolist()), tuple(text_positions.flatten().tolist()), length, autocast)
-        self._read.append(_ReadKey(ids, positions, length, key))
+        self._read.append(_ReadKey(SameTensors(ids, positions), length, key))
         return key
 
 
+@dataclass(frozen=True, slots=True)
 class _ReadKey:
-    """A key already read from these very tensors, so the next forward with them needs no copy from the device."""
+    """A key already read from the ids and positions of a text."""
 
-    def __init__(self, ids: Tensor, positions: Tensor, length: int, key: Hashable) -> None:
-        self.key = key
-        self._tensors = tuple((weakref.ref(x), _version(x)) for x in (ids, positions))
-        self._length = length
-
-    def matches(self, ids: Tensor, positions: Tensor, length: int) -> bool:
-        # An inference tensor counts no versions, so a change in place would go unseen: read it again.
-        return length == self._length and all(
-            ref() is x and version is not None and version == _version(x)
-            for (ref, version), x in zip(self._tensors, (ids, positions), strict=True)
-        )
-
-
-def _version(x: Tensor) -> int | None:
-    return None if x.is_inference() else x._version
+    tensors: SameTensors
+    length: int
+    key: Hashable
 
 
 def weights_fingerprint(transformer: nn.Module) -> Hashable:
@@ -114,7 +103,7 @@ def weights_fingerprint(transformer: nn.Module) -> Hashable:
     Sees replaced parameters, in-place changes and adapters switched, scaled, merged or removed. An edit through
     `param.data` with no adapter involved is invisible to PyTorch's version counter and so to this.
     """
-    weights = tuple((id(p), _version(p)) for p in transformer.parameters())
+    weights = tuple((id(p), version(p)) for p in transformer.parameters())
     if not hasattr(transformer, "peft_config"):
         return weights
     adapters = tuple(

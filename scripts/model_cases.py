@@ -36,10 +36,23 @@ class ModelCase:
 
 
 def build(case: ModelCase, *, layers: int, tiny: bool, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """A transformer of `layers` layers with the same random weights in every call, made on the device itself."""
+    """A transformer of `layers` layers; see `random_weights`."""
+    return random_weights(lambda: case.build(layers, tiny), device=device, dtype=dtype)
+
+
+def random_weights(make: Callable[[], nn.Module], *, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """A transformer with the same random weights in every call, made on the device itself.
+
+    In the dtypes of one that diffusers loads as `dtype`: some modules stay in fp32.
+    """
     torch.manual_seed(0)
     with _default_dtype(dtype), device:
-        return case.build(layers, tiny).eval().requires_grad_(False)
+        transformer = make().eval().requires_grad_(False)
+    kept = set(transformer._keep_in_fp32_modules or ())
+    for name, module in transformer.named_modules():
+        if name.rpartition(".")[2] in kept:
+            module.float()
+    return transformer
 
 
 @contextmanager

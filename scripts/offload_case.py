@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from diffusers import Cosmos3OmniTransformer
+from torch import nn
+
+from .model_cases import random_weights
 
 TINY = dict(
     hidden_size=64, intermediate_size=128, head_dim=16, num_attention_heads=4, num_key_value_heads=2,
@@ -44,18 +47,10 @@ class Machine:
         return stats.get("allocated_bytes.current", 0)
 
 
-def build(machine: Machine, *, layers: int, tiny: bool) -> Cosmos3OmniTransformer:
-    """Random weights made on the device, the same ones every time; a small vocabulary, which no block sees."""
-    torch.manual_seed(0)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(machine.dtype)
-    try:
-        with machine.device:
-            widths = TINY if tiny else {}
-            transformer = Cosmos3OmniTransformer(num_hidden_layers=layers, vocab_size=1024, **widths)
-    finally:
-        torch.set_default_dtype(default)
-    return transformer.eval().requires_grad_(False)
+def build(machine: Machine, *, layers: int, tiny: bool) -> nn.Module:
+    """Random weights, and a small vocabulary, which no block sees."""
+    sizes = dict(num_hidden_layers=layers, vocab_size=1024) | (TINY if tiny else {})
+    return random_weights(lambda: Cosmos3OmniTransformer(**sizes), device=machine.device, dtype=machine.dtype)
 
 
 def arguments_of(transformer: Any, machine: Machine, *, rows: int, text: int) -> dict[str, Any]:
