@@ -179,6 +179,7 @@ def race(contestants: list[Contestant], forward: Callable[[nn.Module], Any], opt
 
 def _time(call: Callable[[], Any], calls: int) -> list[float]:
     """Milliseconds of each of `calls` calls, after one that is not counted."""
+    call()
     if not torch.cuda.is_available():
         times = []
         for _ in range(calls):
@@ -186,7 +187,6 @@ def _time(call: Callable[[], Any], calls: int) -> list[float]:
             call()
             times.append((time.perf_counter() - start) * 1e3)
         return times
-    call()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
     events[0].record()
     for event in events[1:]:

@@ -12,9 +12,13 @@ from scripts import bench_model
 
 
 @pytest.fixture
-def bench(monkeypatch):
-    """The document and the exit code of a run without a GPU."""
+def without_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def bench(monkeypatch, without_gpu):
+    """The document and the exit code of a run without a GPU."""
 
     def run(*flags):
         own = ["--tiny", "--no-compile", "--rounds", "1", "--forwards", "1"]
@@ -48,3 +52,10 @@ def test_every_contestant_runs_its_whole_schedule(bench, tmp_path):
 def test_what_cannot_run_is_refused(bench, flags):
     with pytest.raises(ValueError, match=flags[0] if flags[0] != "--recipes" else "layer 31"):
         bench(*flags)
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_a_turn_begins_with_a_forward_that_is_not_counted():
+    calls = []
+    assert len(bench_model._time(lambda: calls.append(None), 2)) == 2
+    assert len(calls) == 3, "the first one compiles what a kind of step needs"
