@@ -17,6 +17,14 @@ def hopper(monkeypatch):
 
 
 @pytest.fixture
+def one_thread_without_gradients():
+    """What bit-equality of whole models on a CPU needs."""
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
 def fresh_compiler():
     """Nothing compiled before or after; graph counters at zero, one thread, no gradients."""
     from torch._dynamo.utils import counters

@@ -17,12 +17,7 @@ from tests.cosmos3_inputs import tiny_transformer
 from tests.h3_inputs import BOUND, LAYOUTS, REFERENCE, h3_arguments, h3_transformer
 from tests.strategies import Recorded, strategy
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread_without_gradients")
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,7 @@ from tests.model_parity import bound_of, forward
 from tests.qwen_inputs import folder, forward_arguments, generate, pipeline, tiny_transformer
 from tests.strategies import Recorded, SubBlock, TopK, strategy
 
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread_without_gradients")
 
 
 def test_remove_restores_processors_and_modules():

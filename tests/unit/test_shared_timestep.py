@@ -11,27 +11,14 @@ from models.shared_timestep import SharedTimestep
 from models.tolerance import parity_bound
 from tests.cosmos3_inputs import forward_arguments, generate, pipeline, tiny_transformer
 
-pytestmark = pytest.mark.usefixtures("no_grad")
+pytestmark = pytest.mark.usefixtures("one_thread_without_gradients")
 
 
-@pytest.fixture
-def no_grad():
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture
-def embedded(monkeypatch):
-    """Rows that an embedder's first projection has seen, call by call."""
-    rows = []
-
-    def watch(transformer):
-        transformer.time_embedder.linear_1.register_forward_hook(lambda _, args, out: rows.append(args[0].shape[0]))
-        return transformer
-
-    watch.rows = rows
-    return watch
+def embedded_rows(transformer) -> list[int]:
+    """Rows that the embedder's first projection will have seen, call by call."""
+    rows: list[int] = []
+    transformer.time_embedder.linear_1.register_forward_hook(lambda _, args, out: rows.append(args[0].shape[0]))
+    return rows
 
 
 class Operators(TorchDispatchMode):
@@ -44,26 +31,27 @@ class Operators(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def test_a_request_embeds_one_row_and_stays_within_the_stated_tolerance(embedded):
+def test_a_request_embeds_one_row_and_stays_within_the_stated_tolerance():
     pipe = pipeline()
     stock = generate(pipe)
-    embedded(pipe.transformer)
+    embedded = embedded_rows(pipe.transformer)
     handle = parallelize(pipe)
     bound = parity_bound(dtype=torch.float32, steps=4, guidance_scale=6.0, scale=stock.abs().max().item())
     assert (generate(pipe) - stock).abs().max() < bound
-    assert embedded.rows == [1] * 8, "four steps of two branches"
+    assert embedded == [1] * 8, "four steps of two branches"
     assert handle.report()["forwards_with_one_timestep"] == 8
 
 
-def test_rows_of_unequal_timesteps_are_embedded_one_by_one(embedded):
-    transformer = embedded(tiny_transformer())
+def test_rows_of_unequal_timesteps_are_embedded_one_by_one():
+    transformer = tiny_transformer()
+    embedded = embedded_rows(transformer)
     arguments = forward_arguments(transformer)
     timesteps = arguments["vision_timesteps"]
     handle = parallelize(transformer)
     alike = transformer(**arguments).sample[0]
     timesteps[0] = 3.0  # in place: the tensor is the one that was read
     mixed = transformer(**arguments).sample[0]
-    assert embedded.rows == [1, len(timesteps)] and not torch.equal(alike, mixed)
+    assert embedded == [1, len(timesteps)] and not torch.equal(alike, mixed)
     handle.remove()
     torch.testing.assert_close(mixed, transformer(**arguments).sample[0])
 

@@ -21,11 +21,7 @@ SIZE = dict(height=128, width=128)  # 48 generation rows: three query blocks
 DENSE = "sdpa-flash"
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread_without_gradients")
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse", "switch", "mixed"])

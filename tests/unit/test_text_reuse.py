@@ -17,14 +17,7 @@ from models.tolerance import parity_bound
 from parallel_attn import UnsupportedError
 from tests.cosmos3_inputs import forward_arguments, generate, pipeline, tiny_transformer
 
-pytestmark = pytest.mark.usefixtures("no_grad")
-
-
-@pytest.fixture
-def no_grad():
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread_without_gradients")
 
 
 @pytest.fixture

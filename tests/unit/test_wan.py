@@ -16,12 +16,7 @@ from parallel_attn import UnsupportedError
 from tests.model_parity import bound_of, forward
 from tests.wan_inputs import folder, forward_arguments, generate, pipeline, tiny_transformer
 
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread_without_gradients")
 
 
 def hooks(transformer) -> int:
