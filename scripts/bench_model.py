@@ -2,10 +2,10 @@
 
     python -m scripts.bench_model --model cosmos3-nano
 
-A random-weight transformer at the released width, bf16, on one GPU, layers compiled regionally for everyone. A step
-is one forward of one guidance branch in the middle of a request, so the kept text is kept. Each different row of a
-recipe's table is timed, and the request's time is the sum over its steps. All contestants have a turn in every round,
-in an order drawn anew.
+A random-weight transformer at the released width, in the dtypes of one loaded in bf16, on one GPU, layers compiled
+regionally for everyone. A step is one forward of one guidance branch in the middle of a request, so the kept text is
+kept. Each different row of a recipe's table is timed, and the request's time is the sum over its steps. All contestants
+have a turn in every round, in an order drawn anew.
 
 The last line of stdout is a JSON document: hardware, versions, rows. A row has contestant, step_ms (by step of the
 request), request_s, speedup (over stock), peak_gb, new_graphs (compiled while timing) and dispatch (paths by the

@@ -20,6 +20,7 @@ from offload.law import slots_for
 from offload.layout import BlockLayout
 from offload.tensors import split_tensors
 
+from .loaded_dtypes import in_loaded_dtypes
 from .settings import Settings
 
 SHAPE_TRANSFORMERS = {"cosmos3-nano": "Cosmos3OmniTransformer"}
@@ -98,10 +99,5 @@ def _plan_and_config(model: str) -> tuple[ModelPlan, dict[str, Any]] | None:
 
 
 def _without_weights(plan: ModelPlan, config: dict[str, Any], dtype: torch.dtype) -> Any:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device("meta"):
-            return getattr(diffusers, plan.transformer).from_config(config)
-    finally:
-        torch.set_default_dtype(default)
+    with torch.device("meta"):
+        return in_loaded_dtypes(lambda: getattr(diffusers, plan.transformer).from_config(config), dtype)

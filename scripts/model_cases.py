@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,8 @@ from torch import nn
 
 from models.tiny_cosmos3 import TRANSFORMER as COSMOS3_TINY
 from models.tiny_h3 import TRANSFORMER as H3_TINY
+
+from .loaded_dtypes import in_loaded_dtypes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,28 +42,10 @@ def build(case: ModelCase, *, layers: int, tiny: bool, device: torch.device, dty
 
 
 def random_weights(make: Callable[[], nn.Module], *, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """A transformer with the same random weights in every call, made on the device itself.
-
-    In the dtypes of one that diffusers loads as `dtype`: some modules stay in fp32.
-    """
+    """A transformer with the same random weights in every call, made on the device itself, as if loaded in `dtype`."""
     torch.manual_seed(0)
-    with _default_dtype(dtype), device:
-        transformer = make().eval().requires_grad_(False)
-    kept = set(transformer._keep_in_fp32_modules or ())
-    for name, module in transformer.named_modules():
-        if name.rpartition(".")[2] in kept:
-            module.float()
-    return transformer
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    with device:
+        return in_loaded_dtypes(make, dtype).eval().requires_grad_(False)
 
 
 def _cosmos3(layers: int, tiny: bool) -> nn.Module:
