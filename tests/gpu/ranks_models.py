@@ -34,6 +34,7 @@ from offload import ModelOffload, OffloadConfig
 from parallel_attn import BlockSparse, Strategy, init_ulysses_mesh
 from parallel_attn.selection import BlockGeometry, SubBlock, TopK
 from parallel_attn.strategy import Layout, Range, StepRanges
+from scripts.loaded_dtypes import in_loaded_dtypes
 from tests.cosmos3_inputs import forward_arguments
 from tests.h3_inputs import h3_arguments, h3_transformer
 from tests.moved import moved
@@ -63,7 +64,7 @@ def cosmos3() -> tuple[nn.Module, dict[str, Any], str]:
     """A transformer, the arguments of a ragged request, and the argument that is denoised."""
     torch.manual_seed(0)
     config = TRANSFORMER | dict(head_dim=128, num_key_value_heads=4, rope_axes_dim=[24, 20, 20])
-    transformer = Cosmos3OmniTransformer(num_hidden_layers=4, **config)
+    transformer = in_loaded_dtypes(lambda: Cosmos3OmniTransformer(num_hidden_layers=4, **config), DTYPE)
     grid = (7, 19, 23) if CUDA else (3, 5, 7)
     arguments = forward_arguments(transformer, text=53, grid=grid)
     return transformer, arguments | {"latents": arguments.pop("vision_tokens")[0]}, "latents"
@@ -71,7 +72,8 @@ def cosmos3() -> tuple[nn.Module, dict[str, Any], str]:
 
 def h3() -> tuple[nn.Module, dict[str, Any], str]:
     """The same for MiniMax-H3, with text that does not divide."""
-    transformer = h3_transformer(num_layers=4, num_attention_heads=8, attention_head_dim=128, rope_freq_dim=16)
+    config = dict(num_layers=4, num_attention_heads=8, attention_head_dim=128, rope_freq_dim=16)
+    transformer = in_loaded_dtypes(lambda: h3_transformer(**config), DTYPE)
     latents = (7, 38, 46) if CUDA else (3, 8, 12)
     return transformer, h3_arguments(text=53, latents=latents), "hidden_states"
 
@@ -116,7 +118,7 @@ def run(
     """Some requests of one combination."""
     torch._dynamo.reset()
     transformer, arguments, stream = build()
-    transformer = transformer.to(DTYPE).eval().requires_grad_(False)
+    transformer.eval().requires_grad_(False)
     handle = parallelize(transformer, mesh=mesh, strategy=strategy)
     remove = place(transformer, placement, device, handle)
     if compile:
