@@ -1,7 +1,7 @@
 """Embedding the timestep once in a forward whose rows all have the same.
 
-diffusers' Cosmos3 embeds a timestep for every noisy row, in fp32 whatever the checkpoint's dtype: 1.6 TFLOP for the
-44,160 rows of Cosmos3-Nano, and on every rank for all rows. Its pipeline gives all rows one timestep.
+diffusers' Cosmos3 embeds a timestep for every noisy row, in fp32 whatever the checkpoint's dtype, and on every rank for
+all rows: 1.6 TFLOP and 32 ms of an H200 for the 44,160 rows of Cosmos3-Nano. Its pipeline gives all rows one timestep.
 """
 
 from __future__ import annotations
