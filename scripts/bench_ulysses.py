@@ -94,9 +94,8 @@ class Options:
                 raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {getattr(self, name)}")
         if self.ranks < 2:
             raise ValueError(f"--ranks must be at least 2 for an exchange, got {self.ranks}")
-        found = torch.cuda.device_count()
-        if self.backend == "nccl" and found < self.ranks:
-            raise ValueError(f"--backend nccl needs {self.ranks} GPUs, this machine has {found}; use --backend gloo")
+        if self.backend == "nccl":
+            launch.check_gpus(self.ranks, flag="--backend nccl", instead="use --backend gloo")
         cases = list(self.cases())
         if unknown := set(self.only) - {case.name for case in cases}:
             raise ValueError(f"--only names no case of this run: {', '.join(sorted(unknown))}")

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import tyro
 
 from models.builtin import checkpoint_folder
@@ -61,12 +60,8 @@ class Options:
         if self.backend == "nccl" and self.device == "cpu":
             raise ValueError("--backend nccl does not run on --device cpu; use --backend gloo or --device cuda")
         if self.device == "cuda":
-            needed, found = self.ranks if self.backend == "nccl" else 1, torch.cuda.device_count()
-            if found < needed:
-                raise ValueError(
-                    f"--device cuda with --backend {self.backend} and --ranks {self.ranks} needs {needed} GPUs, "
-                    f"this machine has {found}; use fewer ranks or --device cpu"
-                )
+            needed = self.ranks if self.backend == "nccl" else 1
+            launch.check_gpus(needed, flag=f"--device cuda with --backend {self.backend} and --ranks {self.ranks}")
 
     def settings(self) -> Settings:
         """The same as flags of `generate`."""

@@ -23,6 +23,7 @@ from typing import Annotated, Any
 import tyro
 
 from . import launch, media
+from .outputs import check_output
 from .quality.arms import base_attention
 from .quality.calibrate import Calibration, calibrate
 from .quality.clips import ClipOptions, open_clips
@@ -51,8 +52,7 @@ class Options:
 
     def __post_init__(self) -> None:
         self.asked()
-        if not self.out.parent.is_dir():
-            raise ValueError(f"--out {self.out}: the folder {self.out.parent} does not exist")
+        check_output(self.out, flag="--out")
 
     def asked(self) -> list[Question]:
         """The questions; ValueError for one that is not known."""

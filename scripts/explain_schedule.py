@@ -10,6 +10,8 @@ from rich.table import Column, Table
 
 from parallel_attn.strategy import DENSE, Policy
 
+from .outputs import check_output
+
 Rows = Sequence[Sequence[str]]
 
 
@@ -47,13 +49,10 @@ def draw(schedule: Rows, file: Path, *, title: str) -> None:
 
     Raises ValueError where matplotlib is not installed or does not know the suffix.
     """
-    try:
-        from matplotlib.colors import ListedColormap
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("--picture needs the package matplotlib, which is not installed; leave it out") from None
-    if not file.parent.is_dir():
-        raise ValueError(f"--picture {file}: the folder {file.parent} does not exist")
+    check_output(file, flag="--picture", package="matplotlib")
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+
     names = sorted({name for row in schedule for name in row} - {DENSE})
     numbers = {name: i for i, name in enumerate([DENSE, *names])}
     # Light to dark with the presets' order, so that a decay list reads as one.

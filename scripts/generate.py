@@ -44,7 +44,7 @@ from .trace import tracing
 
 def main(settings: Settings) -> dict[str, Any]:
     """Check everything that needs no weights, then load, run and write."""
-    settings.check_files()
+    settings.check_files(writes=launch.rank() == 0)
     refusals = settings.refusals(world_size=launch.world_size())
     with tempfile.TemporaryDirectory() as scratch:
         folder = checkpoint_folder(settings.model, scratch=Path(scratch))

@@ -55,7 +55,8 @@ def run(main: Callable[[], dict[str, Any] | tuple[dict[str, Any], int]]) -> None
     """Run `main`, print its document as the last line of rank 0, and exit.
 
     `main` returns the document, or the document and an exit code where returning is not yet success. A refusal
-    prints its reasons on stderr and {"refused": [...]} as the document, a ValueError {"error": ...}; both exit 2.
+    prints its reasons on stderr, once on every host, and {"refused": [...]} as the document, a ValueError
+    {"error": ...}; both exit 2.
     SIGTERM and SIGINT unwind like an exception, so that no file stays half written.
     """
     catch_signals()
@@ -87,8 +88,12 @@ def catch_signals() -> None:
 
 @contextmanager
 def process_group(device: str, *, timeout: float) -> Iterator[None]:
-    """The default process group of a torchrun launch (Gloo on cpu, NCCL on cuda); nothing for a single process."""
+    """The default process group of a torchrun launch (Gloo on cpu, NCCL on cuda); nothing for a single process.
+
+    Raises ValueError where this host has fewer GPUs than ranks.
+    """
     if device == "cuda":
+        check_gpus(local_ranks(), flag="--device cuda")
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if world_size() == 1:
         yield
@@ -98,6 +103,13 @@ def process_group(device: str, *, timeout: float) -> Iterator[None]:
     yield
     # Only after success: a failed rank must not wait for peers that are waiting for it.
     dist.destroy_process_group()
+
+
+def check_gpus(needed: int, *, flag: str, instead: str = "start fewer ranks or use --device cpu") -> None:
+    """Raise ValueError, naming `flag`, where this host has fewer GPUs."""
+    found = torch.cuda.device_count()
+    if found < needed:
+        raise ValueError(f"{flag} needs {needed} GPU{'s' * (needed > 1)} on this host, there are {found}; {instead}")
 
 
 def _unwind(number: int, frame: object) -> None:
@@ -111,5 +123,6 @@ def _unwind(number: int, frame: object) -> None:
 
 
 def _say(text: str) -> None:
-    if rank() == 0:
-        print(text, file=sys.stderr, flush=True)
+    # Once on every host: its ranks have the same flags and see the same files.
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(text if rank() == 0 else f"rank {rank()}: {text}", file=sys.stderr, flush=True)

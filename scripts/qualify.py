@@ -29,6 +29,7 @@ from parallel_attn import ParallelConfig, init_ulysses_mesh
 from parallel_attn.platform import check_backend_names
 
 from . import launch, media
+from .outputs import check_output
 from .quality import clip, page
 from .quality.arms import CONTROL, DENSE, Arm, base_attention
 from .quality.clips import ClipOptions, check, quiet_pipeline
@@ -38,6 +39,8 @@ from .quality.trial import Result, Trial, run
 from .quality.verdict import Bounds, judge_all
 from .settings import AttentionSettings, Settings
 from .spawn import run_ranks
+
+FILM = "arms.mp4"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +102,7 @@ def main(options: Options) -> tuple[dict[str, Any], int]:
         options.arms(folder)
         check(options.clips, options.settings(), folder)
         options.out.mkdir(parents=True, exist_ok=True)
+        check_output(options.out / FILM, flag="--out", package="imageio_ffmpeg")
         if options.ranks == 1:
             report = qualify(0, options, folder)
         else:
@@ -142,12 +146,12 @@ def qualify(rank: int, options: Options, folder: Path) -> dict[str, Any]:
 
 def write(report: dict[str, Any], results: list[Result], out: Path, *, fps: int) -> None:
     """The four files."""
-    clip.write_film(results, out / "arms.mp4", fps=fps)
+    clip.write_film(results, out / FILM, fps=fps)
     clip.write_picture(results, out / "arms.png")
     with media.atomic(out / "report.json") as partial:
         partial.write_text(json.dumps(report, indent=1))
     with media.atomic(out / "index.html") as partial:
-        partial.write_text(page.render(report, results, film=out / "arms.mp4"))
+        partial.write_text(page.render(report, results, film=out / FILM))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from parallel_attn import BlockSparse, Strategy
 from parallel_attn.strategy import document_of, strategy_from
 
 from . import launch, media
+from .outputs import check_output
 from .quality.arms import DENSE, Arm, shoot
 from .quality.clips import ClipOptions, open_clips
 from .quality.looking import layers_of
@@ -56,8 +57,9 @@ class Options:
     def __post_init__(self) -> None:
         if self.groups < 1:
             raise ValueError(f"--groups must be at least 1, got {self.groups}")
-        if self.out.suffix != ".json" or not self.out.parent.is_dir():
-            raise ValueError(f"--out {self.out} must be a .json file in a folder that exists")
+        if self.out.suffix != ".json":
+            raise ValueError(f"--out {self.out} must end in .json")
+        check_output(self.out, flag="--out")
         self.method()
 
     def method(self) -> BlockSparse:

@@ -17,6 +17,7 @@ from parallel_attn.errors import refuse
 from parallel_attn.platform import check_backend_names
 from parallel_attn.strategy import Policy
 
+from .outputs import check_output
 from .request import RequestOptions
 
 
@@ -58,8 +59,11 @@ class Settings(RequestOptions):
     attention: AttentionSettings = field(default_factory=AttentionSettings)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
 
-    def check_files(self) -> None:
-        """Raise ValueError for a prompt, an input or an output that cannot be what was meant."""
+    def check_files(self, *, writes: bool) -> None:
+        """Raise ValueError for a prompt, an input or an output that cannot be what was meant.
+
+        `writes`: whether this rank writes the output; every rank writes its own trace.
+        """
         if not self.prompt and self.prompt_embeds is None:
             raise ValueError("--prompt is empty; say what to show")
         if self.prompt and self.prompt_embeds is not None:
@@ -69,8 +73,10 @@ class Settings(RequestOptions):
         suffix = ".png" if self.request().frames == 1 else ".mp4"
         if self.out.suffix != suffix:
             raise ValueError(f"--out {self.out} must end in {suffix} for --frames {self.request().frames}")
-        if not self.out.parent.is_dir():
-            raise ValueError(f"--out {self.out}: the folder {self.out.parent} does not exist")
+        if writes:
+            check_output(self.out, flag="--out", package="imageio_ffmpeg" if suffix == ".mp4" else None)
+        if self.trace is not None:
+            check_output(self.trace, flag="--trace")
         for name, file in (("image", self.image), ("prompt-embeds", self.prompt_embeds)):
             if file is not None and not file.is_file():
                 raise ValueError(f"--{name} {file} is not a file")

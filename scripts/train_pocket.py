@@ -67,6 +67,8 @@ def main(settings: TrainSettings) -> dict[str, Any]:
     began = time.monotonic()
     recipe = TINY if settings.tiny else POCKET
     device = torch.device(settings.device)
+    if device.type == "cuda":
+        launch.check_gpus(1, flag=f"--device {settings.device}", instead="use --device cpu")
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
     if settings.stage == "export":

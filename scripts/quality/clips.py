@@ -11,6 +11,7 @@ from models.builtin import checkpoint_folder
 from models.checkpoint import read_transformer_config
 from parallel_attn.errors import require
 
+from .. import launch
 from ..generate import load
 from ..pipelines import pipeline_form
 from ..request import RequestOptions
@@ -44,7 +45,9 @@ class ClipOptions(RequestOptions):
 
 
 def check(clips: ClipOptions, settings: Settings, folder: Path) -> list[str]:
-    """The prompts; raises, before weights load, for what the checkpoint in `folder` cannot run."""
+    """The prompts; raises, before weights load, for what the checkpoint in `folder` or this host cannot run."""
+    if settings.device == "cuda":
+        launch.check_gpus(settings.parallel.ulysses, flag="--device cuda")
     require(settings.head_refusals(*read_transformer_config(folder)))
     pipeline_form(folder).check(settings, folder)
     return clips.chosen_prompts(folder)

@@ -1,0 +1,36 @@
+"""A file that cannot be written is said before a run, by the rank that would write it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from scripts.outputs import check_output
+from scripts.settings import Settings
+
+
+def test_a_file_that_can_be_written_passes_and_leaves_nothing(tmp_path):
+    check_output(tmp_path / "a.mp4", flag="--out", package="torch")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written_is_said_by_flag(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"--trace .*a.json: nothing can be written to .*nowhere: No such file"):
+        check_output(tmp_path / "nowhere" / "a.json", flag="--trace")
+    with pytest.raises(ValueError, match=r"nothing can be written to .*file: Not a directory"):
+        check_output(tmp_path / "file" / "a.json", flag="--trace")
+    with pytest.raises(ValueError, match="is a folder; name a file"):
+        check_output(tmp_path, flag="--out")
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(ValueError, match="needs the package imageio-ffmpeg, which is not installed"):
+        Settings(model="wan-tiny", prompt="x", frames=9, out=tmp_path / "a.mp4").check_files(writes=True)
+    Settings(model="wan-tiny", prompt="x", frames=1, out=tmp_path / "a.png").check_files(writes=True)
+
+
+def test_only_the_rank_that_writes_needs_the_folder(tmp_path):
+    settings = Settings(model="wan-tiny", prompt="x", frames=9, out=tmp_path / "nowhere" / "a.mp4")
+    settings.check_files(writes=False)
+    with pytest.raises(ValueError, match="nothing can be written"):
+        settings.check_files(writes=True)
