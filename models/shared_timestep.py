@@ -1,7 +1,8 @@
 """Embedding the timestep once in a forward whose rows all have the same.
 
 diffusers' Cosmos3 embeds a timestep for every noisy row, in fp32 whatever the checkpoint's dtype, and on every rank for
-all rows: 1.6 TFLOP and 32 ms of an H200 for the 44,160 rows of Cosmos3-Nano. Its pipeline gives all rows one timestep.
+all rows: 1.6 TFLOP and 32 ms of an H200 for the 44,160 rows of Cosmos3-Nano. Its pipeline gives all rows one timestep,
+as Wan 2.2 5B does for text-to-video.
 """
 
 from __future__ import annotations
@@ -15,6 +16,25 @@ from torch import Tensor, nn
 from .same_tensors import SameTensors
 
 
+class EqualTimesteps:
+    """Whether all rows have the same timestep."""
+
+    def __init__(self) -> None:
+        self._read, self._equal = SameTensors(), False
+
+    def read(self, *timesteps: Tensor) -> bool:
+        """Whether the n values of [..., n] are one, everywhere in every tensor; reads them from the device.
+
+        Tensors seen before, as the other guidance branch has them, are not read again.
+        """
+        if torch.compiler.is_compiling():  # one graph of the whole model serves equal and unequal timesteps
+            return False
+        if not self._read.are(*timesteps):
+            self._read = SameTensors(*timesteps)
+            self._equal = bool(torch.stack([(each == each[..., :1]).all() for each in timesteps]).all())
+        return self._equal
+
+
 class SharedTimestep:
     """Hooks on an embedder [n, F] -> [n, C] that show it one row where the timesteps of all rows are equal."""
 
@@ -22,7 +42,7 @@ class SharedTimestep:
         self.shared = False
         self.forwards = 0
         """How many embedded one row for all."""
-        self._read, self._equal = SameTensors(), False
+        self._equal = EqualTimesteps()
         self._rows = 0
 
     def install(self, embedder: nn.Module) -> Callable[[], None]:
@@ -36,17 +56,8 @@ class SharedTimestep:
         return undo
 
     def begin(self, *timesteps: Tensor) -> None:
-        """A forward starts with these timesteps [n], a tensor for each call of the embedder.
-
-        Reads from the device whether each holds one value; a tensor seen before, as the other guidance branch has it,
-        is not read again.
-        """
-        if torch.compiler.is_compiling():  # one graph of the whole model serves equal and unequal timesteps
-            return
-        if not self._read.are(*timesteps):
-            self._read = SameTensors(*timesteps)
-            self._equal = bool(torch.stack([(each == each[:1]).all() for each in timesteps]).all())
-        self.shared = self._equal
+        """A forward starts with these timesteps [n], a tensor for each call of the embedder."""
+        self.shared = self._equal.read(*timesteps)
         self.forwards += self.shared
 
     def end(self) -> None:

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from parallel_attn import Request
 
+from .loop import Loop
 from .plan import ModelPlan, equal_heads
 from .processor import ParallelProcessor
 from .rotary import rotate_pairs
 from .seams import RowSeams
+from .shared_timestep import EqualTimesteps
 
 RotaryTables = tuple[Tensor, Tensor]
 
@@ -46,18 +48,30 @@ class WanProcessor(ParallelProcessor):
 
 
 class WanSeams(RowSeams):
-    """Cuts the patches, their rotary tables and, where every row has its own, the timesteps."""
+    """Cuts the patches, their rotary tables and, where rows have timesteps of their own, those."""
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__(loop)
+        self._equal = EqualTimesteps()
+        self._forwards_with_one_timestep = 0
 
     def begin(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Seams.begin`."""
-        video = arguments["hidden_states"]
+        """See `Seams.begin`.
+
+        Text-to-video of Wan 2.2 5B has a timestep for every row, all alike. Then every row would be embedded, and its
+        modulation read in every layer; one timestep a sample says the same.
+        """
+        video, timestep = arguments["hidden_states"], arguments["timestep"]
         frames, height, width = (
             size // patch for size, patch in zip(video.shape[2:], self.config.patch_size, strict=True)
         )
         rows = frames * height * width
         self.order.begin([(frames, height, width)], rows=rows, device=video.device)
         self.start(Request(rows=rows), video)
-        return arguments
+        if timestep.shape[1:] != (rows,) or not self._equal.read(timestep):
+            return arguments
+        self._forwards_with_one_timestep += 1
+        return {**arguments, "timestep": timestep[:, 0]}
 
     def _tables(self, tables: RotaryTables) -> RotaryTables:
         return self.cut(tables[0]), self.cut(tables[1])
@@ -69,6 +83,10 @@ class WanSeams(RowSeams):
     def _timesteps(self, timestep: Tensor) -> tuple[tuple[Tensor], dict[str, Any]]:
         """One timestep a row comes as [B, S, channels] (image-conditioned Wan 2.2), one a sample as [B, channels]."""
         return (self.cut(timestep) if timestep.ndim == 3 else timestep,), {}
+
+    def report(self) -> dict[str, Any]:
+        """See `Seams.report`."""
+        return {"forwards_with_one_timestep": self._forwards_with_one_timestep}
 
     inputs: ClassVar = {"condition_embedder.time_embedder": _timesteps}
     outputs: ClassVar = {"rope": _tables, "patch_embedding": _patches, "proj_out": RowSeams.gather}

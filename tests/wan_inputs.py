@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from diffusers import WanPipeline, WanTransformer3DModel
@@ -53,10 +53,13 @@ def forward_arguments(
     grid: tuple[int, int, int] = (2, 3, 5),
     text: int = 9,
     batch: int = 1,
-    timestep_per_row: bool = False,
+    timestep_per_row: bool | Literal["alike"] = False,
     image_rows: int = 0,
 ) -> dict[str, Any]:
-    """A video of `grid` patches; `image_rows` of image context need `image_dim`."""
+    """A video of `grid` patches; `image_rows` of image context need `image_dim`.
+
+    Timesteps per row are all different, or alike within a sample where `timestep_per_row` is "alike".
+    """
     generator = torch.Generator().manual_seed(1)
     frames, height, width = grid
     shape = (batch, frames * height * width) if timestep_per_row else (batch,)
@@ -65,6 +68,8 @@ def forward_arguments(
         timestep=torch.rand(shape, generator=generator) * 1000,
         encoder_hidden_states=torch.randn(batch, text, 32, generator=generator),
     )
+    if timestep_per_row == "alike":
+        arguments["timestep"] = arguments["timestep"][:, :1].expand(shape)
     if image_rows:
         arguments["encoder_hidden_states_image"] = torch.randn(batch, image_rows, 24, generator=generator)
     return arguments

@@ -15,6 +15,7 @@ REQUESTS = {
     "odd": dict(grid=(1, 5, 7)),
     "a batch": dict(grid=(2, 3, 5), batch=2),
     "a timestep per row": dict(grid=(2, 3, 3), timestep_per_row=True, batch=2),
+    "alike timesteps per row": dict(grid=(2, 3, 3), timestep_per_row="alike", batch=2),
     "fewer rows than ranks": dict(grid=(1, 1, 1), timestep_per_row=True),
 }
 

@@ -78,6 +78,37 @@ def test_one_graph_whatever_the_lengths_and_one_more_for_timesteps_per_row():
     assert not counters["graph_break"]
 
 
+@pytest.mark.parametrize(("per_row", "rows", "forwards"), [("alike", (2,), 1), (True, (2, 30), 0), (False, (2,), 0)])
+def test_alike_timesteps_are_embedded_once_a_sample(per_row, rows, forwards):
+    transformer = tiny_transformer()
+    arguments = forward_arguments(batch=2, timestep_per_row=per_row)
+    stock = forward(transformer, arguments)
+    embedded = []
+    embedder = transformer.condition_embedder.time_embedder.linear_1
+    embedder.register_forward_hook(lambda _, args, out: embedded.append(args[0].shape[:-1]))
+    handle = parallelize(transformer)
+    assert (forward(transformer, arguments) - stock).abs().max() <= bound_of(stock)
+    assert embedded == [rows]
+    assert handle.report()["forwards_with_one_timestep"] == forwards
+
+
+def test_timesteps_that_do_not_fit_the_rows_are_left_to_diffusers():
+    transformer = tiny_transformer()
+    parallelize(transformer)
+    arguments = forward_arguments(timestep_per_row="alike")
+    with pytest.raises(RuntimeError, match="size"):
+        forward(transformer, arguments | {"timestep": arguments["timestep"][:, 1:]})
+
+
+def test_a_request_of_the_pipeline_that_has_a_timestep_per_row():
+    pipe = pipeline(folder())
+    pipe.register_to_config(expand_timesteps=True)
+    stock = generate(pipe)
+    handle = parallelize(pipe)
+    assert (generate(pipe) - stock).abs().max() <= 9 * 4 * bound_of(stock)  # guidance and steps, see tolerance.py
+    assert handle.report()["forwards_with_one_timestep"] == 8
+
+
 def test_two_transformers_share_one_clock_and_one_record():
     pipe = pipeline(folder(experts=2))
     stock = generate(pipe)
