@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers import Cosmos3OmniTransformer, MiniMaxH3Transformer3DModel
+from diffusers import Cosmos3OmniTransformer, MiniMaxH3Transformer3DModel, WanTransformer3DModel
 from diffusers.modular_pipelines.minimax_h3.before_denoise import (
     MiniMaxH3PrepareLayoutStep,
     MiniMaxH3SetTimestepsStep,
@@ -16,6 +16,7 @@ from torch import nn
 
 from models.tiny_cosmos3 import TRANSFORMER as COSMOS3_TINY
 from models.tiny_h3 import TRANSFORMER as H3_TINY
+from models.tiny_wan import TRANSFORMER as WAN_TINY
 
 from .loaded_dtypes import in_loaded_dtypes
 
@@ -103,6 +104,23 @@ def _h3_arguments(transformer: nn.Module, tiny: bool) -> dict[str, Any]:
     return arguments
 
 
+def _wan(layers: int, tiny: bool) -> nn.Module:
+    wide = {"num_attention_heads": 24, "in_channels": 48, "out_channels": 48, "ffn_dim": 14336}
+    return WanTransformer3DModel(**(WAN_TINY if tiny else wide) | {"num_layers": layers})
+
+
+def _wan_arguments(transformer: nn.Module, tiny: bool) -> dict[str, Any]:
+    """121 frames at 1280x704 (27,280 rows), as text-to-video gives them a timestep each, and 512 rows of text."""
+    text, (frames, height, width) = (16, (3, 4, 6)) if tiny else (512, (31, 44, 80))
+    device, dtype, config = transformer.device, transformer.dtype, transformer.config
+    rows = frames * height * width // 4
+    return dict(
+        hidden_states=torch.randn(1, config["in_channels"], frames, height, width, device=device, dtype=dtype),
+        timestep=torch.full((1, rows), 700.0, device=device),
+        encoder_hidden_states=torch.randn(1, text, config["text_dim"], device=device, dtype=dtype),
+    )
+
+
 CASES: dict[str, ModelCase] = {
     "cosmos3-nano": ModelCase(
         layers=36,
@@ -117,6 +135,13 @@ CASES: dict[str, ModelCase] = {
         recipes=("h3-mixed-128x128", "h3-sparse-128x128"),
         build=_h3,
         arguments=_h3_arguments,
+    ),
+    "wan-5b": ModelCase(
+        layers=30,
+        steps=50,
+        recipes=("cosmos3-sparse-128x128",),
+        build=_wan,
+        arguments=_wan_arguments,
     ),
 }
 """By the name `--model` takes."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from scripts import bench_model
+from scripts.model_cases import CASES
 
 
 @pytest.fixture
@@ -46,6 +47,16 @@ def test_every_contestant_runs_its_whole_schedule(bench, tmp_path):
     assert len(set(later["step_ms"])) == 2 and later["step_ms"][9] != later["step_ms"][10]
     assert later["request_s"] == pytest.approx(sum(later["step_ms"]) / 1e3)
     assert later["speedup"] == pytest.approx(stock["request_s"] / later["request_s"])
+
+
+@pytest.mark.parametrize("model", CASES)
+def test_every_model_runs_as_planned(bench, tmp_path, model):
+    sparse = {"geometry": "16x16", "budget": {"method": "top-k", "sparsity": 0.5}}
+    recipe = {"version": 1, "presets": {"sparse": sparse}, "layouts": {"all": {"0-": "sparse"}}}
+    (tmp_path / "all.json").write_text(json.dumps(recipe | {"schedule": {"steps": {"0-": "all"}}}))
+    document, code = bench("--model", model, "--recipes", str(tmp_path / "all.json"))
+    assert code == 0
+    assert [row["dispatch"] for row in document["rows"]] == [{}, {"0": "sdpa-flash"}, {"0": "reference-sparse 16x16"}]
 
 
 @pytest.mark.parametrize("flags", [("--model", "magic"), ("--rounds", "0"), ("--recipes", "cosmos3-mixed")])
