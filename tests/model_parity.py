@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from tests.strategies import Recorded, strategy
 
 KINDS = {"dense": 1, "sparse": 1, "switch": 4, "mixed": 4}
 """Steps that show what a kind of strategy does."""
-EVERY_STEP_ALIKE = ("dense", "sparse")
 
 
 def forward(transformer: nn.Module, arguments: dict[str, Any]) -> Tensor:
@@ -41,7 +40,6 @@ def assert_parity(
     arguments: dict[str, Any],
     mesh: DeviceMesh,
     *,
-    kinds: Iterable[str] = EVERY_STEP_ALIKE,
     gathers: int = 1,
     token_order: str = "raster",
     **options: Any,
@@ -52,7 +50,7 @@ def assert_parity(
     """
     stock = outputs_of(transformer, arguments)
     bound = bound_of(*stock)
-    for kind in kinds:
+    for kind in KINDS:
         one, whole, _ = _run(transformer, arguments, None, kind, token_order, options)
         many, part, calls = _run(transformer, arguments, mesh, kind, token_order, options)
         layers = len(whole["planned"][0])

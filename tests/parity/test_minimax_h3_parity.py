@@ -15,7 +15,7 @@ from models.tiny_h3 import byte_embeddings, write_h3_tiny
 from models.tolerance import parity_bound
 from parallel_attn import init_ulysses_mesh
 from tests.h3_inputs import BOUND, LAYOUTS, REFERENCE, h3_arguments, h3_transformer
-from tests.model_parity import EVERY_STEP_ALIKE, KINDS, assert_parity
+from tests.model_parity import assert_parity
 
 
 def _layouts(rank: int, world_size: int, protect: bool) -> None:
@@ -23,10 +23,9 @@ def _layouts(rank: int, world_size: int, protect: bool) -> None:
     texts: list[int] = []
     transformer.token_refiner.refiner_blocks[0].register_forward_hook(lambda *call: texts.append(call[2].shape[1]))
     mesh = init_ulysses_mesh(world_size, device_type="cpu")
-    for name, layout in LAYOUTS.items():
-        kinds = KINDS if name == "keyframes" else EVERY_STEP_ALIKE
+    for layout in LAYOUTS.values():
         options = dict(attention=REFERENCE, protect_conditions=protect)
-        assert_parity(transformer, h3_arguments(**layout), mesh, kinds=kinds, gathers=2, **options)
+        assert_parity(transformer, h3_arguments(**layout), mesh, gathers=2, **options)
         assert set(texts) == {layout["text"]}, "the refiner sees the whole text on every rank"
         texts.clear()
 

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from models import ModelPlan, parallelize
 from parallel_attn import UnsupportedError
 from parallel_attn.mesh import init_ulysses_mesh
-from tests.model_parity import KINDS, assert_parity, forward
+from tests.model_parity import assert_parity, forward
 from tests.small_dit import SmallDiT
 from tests.wan_inputs import tiny_transformer as tiny_wan
 
@@ -39,7 +39,7 @@ def request(rows: int, *, batch: int = 1) -> dict:
 def _every_length(rank: int, world_size: int) -> None:
     mesh, model = init_ulysses_mesh(world_size, device_type="cpu"), small_dit()
     for rows, batch in ((64, 1), (47, 2), (1, 1)):
-        assert_parity(model, request(rows, batch=batch), mesh, kinds=KINDS, model_plan=printed_plan())
+        assert_parity(model, request(rows, batch=batch), mesh, model_plan=printed_plan())
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
