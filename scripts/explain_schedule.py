@@ -47,12 +47,14 @@ def source_table(policy: Policy) -> Table:
 def draw(schedule: Rows, file: Path, *, title: str) -> None:
     """Write the table as a picture (PNG, or what else the suffix names): steps to the right, layers upwards.
 
-    Raises ValueError where matplotlib is not installed or does not know the suffix.
+    Raises ValueError where matplotlib is not installed or does not know the suffix, or nothing can be written there.
     """
-    check_output(file, flag="--picture", package="matplotlib")
-    from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
-
+    try:
+        from matplotlib.colors import ListedColormap
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("--picture needs the package matplotlib, which is not installed; leave it out") from None
+    check_output(file, flag="--picture")
     names = sorted({name for row in schedule for name in row} - {DENSE})
     numbers = {name: i for i, name in enumerate([DENSE, *names])}
     # Light to dark with the presets' order, so that a decay list reads as one.

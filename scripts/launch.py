@@ -36,8 +36,13 @@ def local_ranks() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
+def local_rank() -> int:
+    """This process among those of this host."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def rank() -> int:
-    """This process among them."""
+    """This process among all."""
     return int(os.environ.get("RANK", "0"))
 
 
@@ -94,7 +99,7 @@ def process_group(device: str, *, timeout: float) -> Iterator[None]:
     """
     if device == "cuda":
         check_gpus(local_ranks(), flag="--device cuda")
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(local_rank())
     if world_size() == 1:
         yield
         return
@@ -124,5 +129,5 @@ def _unwind(number: int, frame: object) -> None:
 
 def _say(text: str) -> None:
     # Once on every host: its ranks have the same flags and see the same files.
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    if local_rank() == 0:
         print(text if rank() == 0 else f"rank {rank()}: {text}", file=sys.stderr, flush=True)

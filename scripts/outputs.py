@@ -7,10 +7,12 @@ import tempfile
 from pathlib import Path
 
 
-def check_output(path: Path, *, flag: str, package: str | None = None) -> None:
-    """Raise ValueError, naming `flag`, where `path` cannot be written, or the `package` that writes it is missing."""
-    if package is not None and importlib.util.find_spec(package) is None:
-        raise ValueError(f"{flag} {path} needs the package {package.replace('_', '-')}, which is not installed")
+def check_output(path: Path, *, flag: str) -> None:
+    """Raise ValueError, naming `flag`, where `path` cannot be written, or is a video and its writer is missing."""
+    if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise ValueError(f"{flag} {path} needs the package imageio-ffmpeg, which is not installed")
+    if not path.parent.is_dir():
+        raise ValueError(f"{flag} {path}: the folder {path.parent} does not exist")
     if path.is_dir():
         raise ValueError(f"{flag} {path} is a folder; name a file")
     try:

@@ -102,7 +102,7 @@ def main(options: Options) -> tuple[dict[str, Any], int]:
         options.arms(folder)
         check(options.clips, options.settings(), folder)
         options.out.mkdir(parents=True, exist_ok=True)
-        check_output(options.out / FILM, flag="--out", package="imageio_ffmpeg")
+        check_output(options.out / FILM, flag="--out")
         if options.ranks == 1:
             report = qualify(0, options, folder)
         else:

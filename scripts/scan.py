@@ -58,7 +58,7 @@ class Options:
         if self.groups < 1:
             raise ValueError(f"--groups must be at least 1, got {self.groups}")
         if self.out.suffix != ".json":
-            raise ValueError(f"--out {self.out} must end in .json")
+            raise ValueError(f"--out {self.out} must be a .json file in a folder that exists")
         check_output(self.out, flag="--out")
         self.method()
 

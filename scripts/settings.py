@@ -74,7 +74,7 @@ class Settings(RequestOptions):
         if self.out.suffix != suffix:
             raise ValueError(f"--out {self.out} must end in {suffix} for --frames {self.request().frames}")
         if writes:
-            check_output(self.out, flag="--out", package="imageio_ffmpeg" if suffix == ".mp4" else None)
+            check_output(self.out, flag="--out")
         if self.trace is not None:
             check_output(self.trace, flag="--trace")
         for name, file in (("image", self.image), ("prompt-embeds", self.prompt_embeds)):

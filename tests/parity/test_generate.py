@@ -126,8 +126,8 @@ REFUSED = [
 MISTAKEN = [
     (["--prompt", ""], "--prompt is empty"),
     (["--out", "a.png"], "must end in .mp4 for --frames 9"),
-    (["--out", "nowhere/a.mp4"], "--out nowhere/a.mp4: nothing can be written to nowhere: No such file or directory"),
-    (["--trace", "nowhere/a.json"], "--trace nowhere/a.json: nothing can be written to nowhere"),
+    (["--out", "nowhere/a.mp4"], "the folder nowhere does not exist"),
+    (["--trace", "nowhere/a.json"], "--trace nowhere/a.json: the folder nowhere does not exist"),
     (["--image", "missing.png"], "--image missing.png is not a file"),
     (["--model", "cosmos3-huge"], "there is no such folder"),
     (["--attention.recipe", "cosmos3-fixed"], "Did you mean 'cosmos3-mixed'?"),

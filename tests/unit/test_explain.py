@@ -165,8 +165,8 @@ def test_a_request_below_the_least_rows_is_explained_as_dense(capsys):
 
 
 def test_a_picture_needs_matplotlib(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"--picture .* needs the package matplotlib"):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match="--picture needs the package matplotlib"):
         draw([["dense", "sparse"]], tmp_path / "a.png", title="x")
 
 
@@ -174,7 +174,7 @@ def test_the_schedule_as_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     draw([["dense"] * 3, ["dense", "sparse@0.5", "sparse"]], tmp_path / "a.png", title="x")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="nothing can be written to"):
+    with pytest.raises(ValueError, match="does not exist"):
         draw([["dense"]], tmp_path / "nowhere" / "a.png", title="x")
 
 

@@ -113,7 +113,7 @@ def test_values_that_cannot_run_are_refused(tmp_path):
     command.Options(out=out)
     with pytest.raises(ValueError, match="--groups must be at least 1, got 0"):
         command.Options(out=out, groups=0)
-    with pytest.raises(ValueError, match=r"must end in \.json"):
+    with pytest.raises(ValueError, match=r"must be a \.json file in a folder"):
         command.Options(out=tmp_path / "recipe.txt")
     with pytest.raises(ValueError, match="sparsity"):
         command.Options(out=out, sparsity=1.0)
