@@ -22,3 +22,13 @@ def ranks() -> Iterator[Callable[..., list]]:
     yield run
     for pool in pools.values():
         pool.close()
+
+
+@pytest.fixture
+def one_thread_without_gradients() -> Iterator[None]:
+    """What bit-equality of whole models on a CPU needs."""
+    import torch
+
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        yield

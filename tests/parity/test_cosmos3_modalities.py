@@ -16,6 +16,8 @@ from tests.cosmos3_modalities import every_modality, modality_arguments
 from tests.model_parity import assert_masked, assert_parity, bound_of, outputs_of
 from tests.strategies import Recorded, strategy
 
+pytestmark = pytest.mark.usefixtures("one_thread_without_gradients")
+
 REQUESTS = {
     "sound": dict(sound=13),
     "action": dict(action=6),
@@ -25,13 +27,6 @@ REQUESTS = {
 EVERY_ROW = dict(grid=(3, 5, 6), **REQUESTS["both"])
 VIDEO, SOUND = slice(0, 90), slice(90, 103)
 """The rows of that request; the actions and then the text follow."""
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
 
 
 @pytest.mark.parametrize("request_of", REQUESTS.values(), ids=REQUESTS.keys())

@@ -24,17 +24,12 @@ from tests.h3_inputs import h3_transformer
 from tests.h3_references import both_workflows, latents, references, request
 from tests.strategies import expected, strategy
 
+pytestmark = pytest.mark.usefixtures("one_thread_without_gradients")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return write_h3_tiny(tmp_path_factory.mktemp("checkpoint"), references=True)
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
 
 
 def assert_close(got: tuple[torch.Tensor, ...], want: tuple[torch.Tensor, ...], *, steps: int) -> None:

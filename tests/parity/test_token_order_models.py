@@ -19,6 +19,8 @@ from tests.h3_inputs import REFERENCE, h3_arguments, h3_transformer
 from tests.model_parity import assert_masked, assert_parity, bound_of, outputs_of
 from tests.strategies import Recorded, strategy
 
+pytestmark = pytest.mark.usefixtures("one_thread_without_gradients")
+
 Grid = tuple[int, int, int]
 
 
@@ -81,13 +83,6 @@ CASES = {
     "wan timesteps": Case(**WAN, request=dict(grid=(5, 6, 3), timestep_per_row=True), first=0, grids=((5, 6, 3),)),
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
 
 
 @every_case

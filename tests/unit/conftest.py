@@ -17,21 +17,11 @@ def hopper(monkeypatch):
 
 
 @pytest.fixture
-def one_thread_without_gradients():
-    """What bit-equality of whole models on a CPU needs."""
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        yield
-
-
-@pytest.fixture
-def fresh_compiler():
+def fresh_compiler(one_thread_without_gradients):
     """Nothing compiled before or after; graph counters at zero, one thread, no gradients."""
     from torch._dynamo.utils import counters
 
-    torch.set_num_threads(1)
     torch._dynamo.reset()
     counters.clear()
-    with torch.no_grad():
-        yield
+    yield
     torch._dynamo.reset()

@@ -34,3 +34,10 @@ def test_pairs_turn_as_in_qwen_image(dtype):
     table = torch.polar(torch.ones_like(angles), angles)
     cos, sin = torch.view_as_real(table)[:, None].unbind(-1)
     assert torch.equal(rotate_pairs(x, cos, sin), apply_rotary_emb_qwen(x, table, use_real=False))
+
+
+def test_pairs_turn_by_the_angle_of_their_tables():
+    x, angles = torch.randn(2, 5, 3, 32, dtype=torch.float64), torch.randn(5, 16, dtype=torch.float64)
+    cos, sin = (table[:, None] for table in (angles.cos(), angles.sin()))
+    turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    torch.testing.assert_close(rotate_pairs(x, cos, sin), torch.view_as_real(turned).flatten(-2))
