@@ -1,8 +1,10 @@
 """Data about diffusers models, and the one call that parallelizes them."""
 
+from parallel_attn import Heads
+
 from .apply import parallelize
 from .handle import Handle
-from .plan import Heads, ModelPlan
+from .model_plan import ModelPlan
 from .processor import ParallelProcessor
 from .seams import RowSeams
 

@@ -11,14 +11,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from parallel_attn import AttentionConfig, AttentionPlan, BlockSparse, ParallelAttention, Strategy
-from parallel_attn.config import head_refusals
 from parallel_attn.errors import Refusal, refuse, require
 
 from .cosmos3 import COSMOS3
 from .handle import Handle
 from .loop import HOOK_NAME, ForwardHook, Loop
 from .minimax_h3 import MINIMAX_H3
-from .plan import ModelPlan, Seams
+from .model_plan import ModelPlan, Seams
 from .qwen_image import QWEN_IMAGE
 from .recipes import policy_of
 from .scheduler import bind_pipeline, bind_scheduler
@@ -59,7 +58,7 @@ def parallelize(
         _check_options(spec, options)
     layers = _layers(specs)
     plan = AttentionPlan(mesh=mesh, config=attention, strategy=_strategy(strategy, pipeline), layers=layers)
-    order = plan.methods.strategy.token_order
+    order = plan.strategy.rule.token_order
     require(
         refuse("token-order", order=order, model=spec.name, known=" and ".join(spec.token_orders))
         for spec, _ in specs
@@ -136,9 +135,8 @@ def _refusals(spec: ModelPlan | None, transformer: nn.Module, mesh: DeviceMesh |
         found.append(refuse("already-applied", transformer=name, state=state))
     if getattr(transformer, "is_cache_enabled", False):
         found.append(refuse("step-cache", config=type(transformer._cache_config).__name__, transformer=name))
-    heads = spec.heads(transformer.config)
     degree = 1 if mesh is None else mesh["ulysses"].size()
-    return found + head_refusals(heads.query, heads.kv, degree=degree)
+    return found + spec.heads(transformer.config).refusals(degree=degree)
 
 
 def _already_parallel(spec: ModelPlan, transformer: nn.Module) -> str | None:

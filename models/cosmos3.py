@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from parallel_attn import KVPrefix, Request
 from parallel_attn.exchange import gather_rows
 
+from .kept_text import KeptText, TextReuse
 from .loop import Loop
-from .plan import Heads, ModelPlan
+from .model_plan import Heads, ModelPlan
 from .processor import ParallelProcessor
 from .rotary import rotate_halves
 from .shared_timestep import SharedTimestep
-from .text import KeptText, TextReuse
 from .token_order import TokenOrder
 
 RotaryTables = tuple[Tensor, Tensor, Tensor, Tensor]

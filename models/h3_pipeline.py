@@ -20,7 +20,7 @@ from diffusers.modular_pipelines.minimax_h3.modular_blocks_minimax_h3 import Min
 from diffusers.modular_pipelines.minimax_h3.references import MiniMaxH3Reference
 from torch import Tensor
 
-from .folder import AS_DATA
+from .checkpoints.folder import AS_DATA
 
 TEXT_COMPONENTS = ("text_encoder", "tokenizer", "processor")
 """What the blocks load to encode a prompt."""

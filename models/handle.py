@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from .loop import Loop
-from .plan import ModelPlan, Seams
+from .model_plan import ModelPlan, Seams
 
 
 class Handle:
@@ -57,10 +57,10 @@ class Handle:
         Raises RuntimeError where a layout did not run.
         """
         plan, before = self.loop.plan, _graphs()
-        with plan.methods.rehearsal(total) as layouts:
+        with plan.strategy.rehearsal(total) as layouts:
             steps = max(layouts, 2)  # the second one reuses what the first one keeps, which is another graph
             run(steps)
-        ran, missed = len(plan.record.dispatch()), plan.record.differences(plan.methods.planned())
+        ran, missed = len(plan.record.paths()), plan.record.differences(plan.strategy.planned())
         if ran < steps or missed:
             raise RuntimeError(f"the warm-up ran {ran} of {steps} steps: {'; '.join(missed) or 'too few'}")
         return {"layouts": layouts, "steps": ran, "graphs": _graphs() - before}
@@ -73,9 +73,9 @@ class Handle:
         planned. Waits for the device.
         """
         plan = self.loop.plan
-        planned = plan.methods.planned()
+        planned = plan.strategy.planned()
         differences = plan.record.differences(planned)
-        asked, ran = plan.methods.strategy.token_order, plan.record.token_order
+        asked, ran = plan.strategy.rule.token_order, plan.record.token_order
         if asked != ran and plan.record.calls:
             differences.append(f"token order: planned {asked}, ran {ran}: the request has no grid of tokens")
         return {
@@ -83,7 +83,7 @@ class Handle:
             "degree": plan.axis.degree,
             "rank": plan.axis.rank,
             "backends": dict(plan.record.picks),
-            "dispatch": plan.record.dispatch(),
+            "dispatch": plan.record.paths(),
             "kept": plan.record.kept_table(),
             "planned": [list(row) for row in planned.rows],
             "token_order": ran,

@@ -17,7 +17,7 @@ from torch import nn
 from parallel_attn import AttentionPlan
 from parallel_attn.errors import refuse, require
 
-from .plan import Seams
+from .model_plan import Seams
 
 HOOK_NAME = "parallel_attn"
 
@@ -52,12 +52,12 @@ class Loop:
 
     def check_step(self, announced: int | None) -> None:
         """Raise if the strategy needs steps that nobody counts, or a pipeline announces another than the clock's."""
-        if self.plan.methods.strategy.needs_steps and self.scheduler_swapped:
+        if self.plan.strategy.rule.needs_steps and self.scheduler_swapped:
             raise RuntimeError(
                 "the attention strategy differs between steps, and the pipeline's scheduler is not the one it had at "
                 "parallelize(), so its steps are not counted; remove() the handle and parallelize again"
             )
-        self.plan.methods.check_step()
+        self.plan.strategy.check_step()
         if announced is not None and self.in_step and announced != self.plan.clock.step:
             raise RuntimeError(
                 f"the pipeline announces step_index={announced}, its scheduler has finished {self.plan.clock.step} "
@@ -87,7 +87,7 @@ class ForwardHook(ModelHook):
         except BaseException as error:
             self.seams.abort()
             self.loop.plan.clock.stop()
-            self.loop.plan.fail(error)
+            self.loop.plan.peers.fail(error)
             raise
         finally:
             self.loop.plan.end()
@@ -117,8 +117,8 @@ def _tell_compilation(plan: AttentionPlan) -> None:
     def say(phase: str) -> Callable[..., None]:
         def callback(*_: object) -> None:
             alive = reference()
-            if alive is not None and alive.liveness is not None:
-                alive.liveness.phase = phase
+            if alive is not None:
+                alive.peers.phase = phase
 
         return callback
 

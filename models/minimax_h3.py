@@ -22,7 +22,7 @@ from parallel_attn.exchange import Axis, gather_shards
 from parallel_attn.request import shard_rows
 
 from .loop import Loop
-from .plan import ModelPlan, equal_heads
+from .model_plan import ModelPlan, equal_heads
 from .processor import ParallelProcessor
 from .rotary import rotate_halves
 from .seams import RowSeams

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from offload import LayerwiseOffload, ModelOffload, OffloadConfig, OffloadRefusedError
-from offload.agreement import Agree
+from offload.agree import Agree
 from offload.device import Backend, backend_for
 from parallel_attn.errors import refuse, require
 

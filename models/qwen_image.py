@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from parallel_attn import KVPrefix, Request
 from parallel_attn.errors import refuse, require
 
-from .plan import ModelPlan, equal_heads
+from .model_plan import ModelPlan, equal_heads
 from .processor import ParallelProcessor
 from .rotary import rotate_pairs
 from .seams import RowSeams

@@ -13,8 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from parallel_attn.clock import StepClock
 from parallel_attn.errors import refuse, require
+from parallel_attn.strategy.clock import StepClock
 
 
 def bind_scheduler(scheduler: Any, clock: StepClock) -> Callable[[], None]:

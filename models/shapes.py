@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .builtin import generation_defaults
-from .checkpoint import read_transformer_config
+from parallel_attn import Heads
+
+from .checkpoints.builtin import generation_defaults
+from .checkpoints.transformer_config import read_transformer_config
 from .cosmos3 import COSMOS3
 from .minimax_h3 import MINIMAX_H3
-from .plan import ModelPlan
+from .model_plan import ModelPlan
 from .qwen_image import QWEN_IMAGE
 from .sizes import SIZES, GenerationDefaults
 from .wan import WAN
@@ -26,9 +28,7 @@ class ModelShape:
     """Head counts, depth and row count of one model, and the request it is usually run with."""
 
     name: str
-    query_heads: int
-    kv_heads: int
-    head_dim: int
+    heads: Heads
     layers: int
     """Layers whose attention is sharded."""
     rows: Callable[[int, int, int], int]
@@ -51,13 +51,11 @@ def _shape(
     request: GenerationDefaults | None = None,
 ) -> ModelShape:
     """The shape of a model with a plan, from the configs of its transformer and its VAE; its released `request`."""
-    heads, sizes = plan.heads(config), SIZES[plan.name]
+    sizes = SIZES[plan.name]
     request = request or sizes.released
     return ModelShape(
         name=name,
-        query_heads=heads.query,
-        kv_heads=heads.kv,
-        head_dim=heads.head_dim,
+        heads=plan.heads(config),
         layers=config[sizes.depth],
         rows=lambda frames, height, width: sizes.rows(config, *sizes.latents(vae, frames, height, width)),
         not_counted=sizes.not_counted,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .same_tensors import SameTensors
+from .known_tensors import SameTensors
 
 
 class EqualTimesteps:

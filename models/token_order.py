@@ -22,7 +22,7 @@ class TokenOrder:
     """The order of one request's rows, made when its grids or its device change."""
 
     def __init__(self, plan: AttentionPlan) -> None:
-        self.asked = plan.methods.strategy.token_order == "serpentine"
+        self.asked = plan.strategy.rule.token_order == "serpentine"
         """Whether the strategy wants another order than the model's own."""
         self.grids = ""
         """What the request's grids are and where they begin, for the ranks to agree on."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from parallel_attn import Request
 
 from .loop import Loop
-from .plan import ModelPlan, equal_heads
+from .model_plan import ModelPlan, equal_heads
 from .processor import ParallelProcessor
 from .rotary import rotate_pairs
 from .seams import RowSeams

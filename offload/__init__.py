@@ -1,8 +1,8 @@
 """Parameters between host and device: model-level and layerwise CPU offload for inference."""
 
-from .config import OffloadConfig
-from .errors import OffloadRefusedError
 from .layerwise import LayerwiseOffload
 from .model import ModelOffload
+from .offload_config import OffloadConfig
+from .refused import OffloadRefusedError
 
 __all__ = ["LayerwiseOffload", "ModelOffload", "OffloadConfig", "OffloadRefusedError"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .device import Backend
-from .layout import BlockLayout, TensorSpec
+from .slab import BlockLayout, TensorSpec
 
 
 class HostArena:

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from .agreement import Agree, together
-from .checks import refuse_slot_views, refuse_what_cannot_stream, require_grad
-from .choice import choose_residents, named_blocks
+from .agree import Agree, together
+from .call_order import CallOrder
 from .device import Backend, backend_for
 from .hooks import Override, Tripwire, forbid, install, is_being_compiled, surround
-from .law import predict, slots_for
-from .order import CallOrder
+from .prediction import predict, slots_for
+from .residents import choose_residents, named_blocks
 from .ring import Groups, Ring, Slot
 from .stats import Stats
 from .store import HostBlock, HostStore
+from .streamable import refuse_slot_views, refuse_what_cannot_stream, require_grad
 
 
 class LayerwiseOffload:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .agreement import Agree, together
+from .agree import Agree, together
 from .device import Backend, backend_for
-from .errors import OffloadRefusedError
 from .hooks import Override, cudagraph_reason, forbid, foreign_offload, install, surround
 from .layerwise import LayerwiseOffload
+from .refused import OffloadRefusedError
 from .store import HostBlock, HostStore
 
 ENTRIES = ("encode", "decode")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .device import Backend
-from .layout import BlockLayout
+from .slab import BlockLayout
 from .stats import Stats
 from .store import HostBlock
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from .arena import HostArena
 from .device import Backend
-from .errors import OffloadRefusedError
 from .host_memory import require_host_memory
-from .layout import BlockLayout
+from .refused import OffloadRefusedError
+from .slab import BlockLayout
 from .tensors import all_tensors, reasons_against, split_tensors
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .layout import extent
+from .slab import extent
 
 
 @dataclass(frozen=True, slots=True)

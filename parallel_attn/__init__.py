@@ -1,8 +1,9 @@
 """Strict-Ulysses sequence parallelism for diffusion transformers."""
 
 from .attention import ParallelAttention
-from .config import AttentionConfig, ParallelConfig, legal_degrees
+from .config import AttentionConfig, ParallelConfig
 from .errors import Refusal, UnsupportedError
+from .heads import Heads, legal_degrees
 from .mesh import init_ulysses_mesh
 from .plan import AttentionPlan
 from .request import KVPrefix, Request, local_rows, shard_rows
@@ -12,6 +13,7 @@ __all__ = [
     "AttentionConfig",
     "AttentionPlan",
     "BlockSparse",
+    "Heads",
     "KVPrefix",
     "ParallelAttention",
     "ParallelConfig",

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from . import ops
-from .checks import refused_codes, require_no_grad
-from .errors import refuse, require
+from .checks import call_refusals, require_no_grad
+from .errors import require
 from .plan import AttentionPlan
 from .request import Request
 
@@ -22,7 +22,7 @@ class ParallelAttention:
     """
 
     def __init__(self, plan: AttentionPlan, *, layer: int = 0) -> None:
-        plan.methods.check_layer(layer)
+        plan.strategy.check_layer(layer)
         self.plan = plan
         self.identity = torch.tensor([plan.id, layer], dtype=torch.int64, device="cpu")
         # A compiled graph with dynamic shapes would tie its size, 2, to any dim that was 2 in the first trace.
@@ -49,19 +49,19 @@ class ParallelAttention:
         the same order. `mask`, `causal`, `cu_seqlens` and `block_table` are there to be refused with their reasons.
         Raises ValueError or `UnsupportedError` before any collective.
         """
-        refused = refused_codes(
+        refused = call_refusals(
             mask=mask is not None, causal=causal, documents=cu_seqlens is not None, paged=block_table is not None
         )
         prefix_k, prefix_v = prefix if prefix is not None else (None, None)
         if request is None:
-            require(map(refuse, refused))
+            require(refused)
             require_no_grad(q, k, v, *(prefix or ()))
             return ops.attention(q, k, v, prefix_k, prefix_v, self.identity)
         try:
             self.plan.begin_call(request, int(self.identity[1]), q, k, v, prefix, refused=refused)
             return ops.attention(q, k, v, prefix_k, prefix_v, self.identity)
         except BaseException as error:
-            self.plan.fail(error)
+            self.plan.peers.fail(error)
             raise
         finally:
             self.plan.end()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .config import head_refusals
-from .errors import require
+from .errors import Refusal, refuse, require
+from .heads import Heads
 from .request import Request, local_rows
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -34,9 +34,7 @@ def check_shards(request: Request, q: Tensor, k: Tensor, v: Tensor, *, degree: i
     if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         shapes = ", ".join(f"{n} {tuple(x.shape)}" for n, x in (("q", q), ("k", k), ("v", v)))
         raise ValueError(f"shapes do not belong together: {shapes}")
-    if q.shape[2] % k.shape[2]:
-        raise ValueError(f"{q.shape[2]} query heads are not a multiple of {k.shape[2]} KV heads")
-    require(head_refusals(q.shape[2], k.shape[2], degree=degree))
+    require(Heads(query=q.shape[2], kv=k.shape[2], head_dim=q.shape[3]).refusals(degree=degree))
 
 
 def check_prefix(request: Request, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None) -> None:
@@ -57,10 +55,10 @@ def check_prefix(request: Request, k: Tensor, v: Tensor, prefix: tuple[Tensor, T
             )
 
 
-def refused_codes(*, mask: bool, causal: bool, documents: bool, paged: bool) -> list[str]:
-    """Codes of the refusals for what a call over the sharded sequence asks beside plain attention."""
-    asked = {"mask": mask, "causal": causal, "packed-documents": documents, "paged-kv": paged}
-    return [code for code, value in asked.items() if value]
+def call_refusals(*, mask: bool, causal: bool, documents: bool, paged: bool) -> list[Refusal]:
+    """Why what a call over the sharded sequence asks beside plain attention does not run."""
+    asked = (("mask", mask), ("causal", causal), ("packed-documents", documents), ("paged-kv", paged))
+    return [refuse(code) for code, wanted in asked if wanted]
 
 
 def require_no_grad(*tensors: Tensor) -> None:

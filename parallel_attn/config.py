@@ -72,17 +72,3 @@ class AttentionConfig:
     def refusals(self) -> list[Refusal]:
         """Every setting that is refused."""
         return [] if self.kv_dtype == "auto" else [refuse("kv-dtype", value=self.kv_dtype)]
-
-
-def legal_degrees(query_heads: int, kv_heads: int) -> list[int]:
-    """Degrees of strict Ulysses: every divisor of both head counts, ascending."""
-    return [d for d in range(1, kv_heads + 1) if query_heads % d == 0 and kv_heads % d == 0]
-
-
-def head_refusals(query_heads: int, kv_heads: int, *, degree: int) -> list[Refusal]:
-    """Why `degree` cannot split these head counts, with the degrees that can."""
-    legal = legal_degrees(query_heads, kv_heads)
-    if degree in legal:
-        return []
-    values = {"degree": degree, "query_heads": query_heads, "kv_heads": kv_heads}
-    return [refuse("head-count", legal=", ".join(map(str, legal)), **values)]

@@ -1,77 +1,143 @@
-"""What runs the calls of a request: checked and picked once for each kind of tensors, then looked up.
+"""What runs an attention call: which backends attend which rows, for this rank's heads.
 
 Everything that can be wrong with a call is raised here, before anything communicates; what only a later step needs
-is raised in the first one.
+is raised in the first one. The answer for one kind of tensors is made once and kept until a request starts anew.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from .backends import DenseBackend
-from .backends.call import Operands, operands_of
+from .backends import (
+    DenseBackend,
+    DenseCall,
+    Operands,
+    SparseBackend,
+    SparseCall,
+    check_backend_names,
+    operands_of,
+    pick_dense,
+    pick_sparse,
+    sparse_path,
+)
 from .checks import check_prefix, check_shards
 from .config import AttentionConfig
-from .exchange import Axis
-from .jobs import job_of, replicated_call
-from .methods import Methods
-from .platform import check_backend_names, pick_dense
-from .record import ExecutionRecord
-from .request import Request
-from .strategy import BlockSparse
-from .valid_rows import Job, spans_of
+from .errors import require
+from .request import Lengths, Request
+from .strategy import BlockSparse, CurrentStrategy
 
-Prefix = tuple[Tensor, Tensor] | None
+MOST_KEPT = 64
+"""Kinds of calls whose work is kept; a service that runs many shapes begins anew with the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Samples of equal lengths and the backends that attend them: dense for all rows, or sparse with dense for the
+    first ones."""
+
+    lengths: Lengths
+    dense: DenseBackend | None
+    sparse: SparseBackend | None = None
+    method: BlockSparse | None = None
+    dense_queries: int = 0
+
+    @property
+    def path(self) -> str:
+        """The name it is recorded under."""
+        names = [sparse_path(self.sparse.name, self.method.geometry)] if self.sparse and self.method else []
+        return "+".join([*names, *([self.dense.name] if self.dense else [])])
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one attention call runs on this rank, why its backends were picked, and the path it is recorded under."""
+
+    parts: tuple[Part, ...]
+    picks: dict[str, str]
+    path: str
 
 
 class Dispatch:
-    """Which backends run which rows, for this rank's heads."""
+    """The work of every call of one plan, on one of `degree` ranks."""
 
-    def __init__(self, config: AttentionConfig, *, methods: Methods, axis: Axis, record: ExecutionRecord) -> None:
+    def __init__(self, config: AttentionConfig, *, strategy: CurrentStrategy, degree: int, rank: int) -> None:
         check_backend_names(dense=config.dense_backend, sparse=config.sparse_backend)
         self.config = config
-        self.axis = axis
-        self._methods, self._record = methods, record
-        self._jobs: dict[tuple, list[Job]] = {}
+        self.degree, self.rank = degree, rank
+        self._strategy = strategy
+        self._kept: dict[tuple, Work] = {}
 
     def clear(self) -> None:
-        """Another request begins, or this one is over."""
-        self._jobs.clear()
+        """The steps of another request begin, with methods of their own."""
+        self._kept.clear()
 
-    def jobs(
-        self, request: Request, layer: int, q: Tensor, k: Tensor, v: Tensor, prefix: Prefix, *, prefix_kept: bool
-    ) -> list[Job]:
-        """What will run on which rows, for local shards [B, s, H, D]; raises for everything wrong with the call."""
-        method = self._methods.of(layer, request)
-        kind = (method and id(method), prefix_kept, *map(_kind, (q, k, v, *(prefix or ()))))
-        if kind not in self._jobs:
-            check_shards(request, q, k, v, degree=self.axis.degree, rank=self.axis.rank)
+    def work(
+        self,
+        request: Request,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        prefix: tuple[Tensor, Tensor] | None,
+        *,
+        prefix_kept: bool,
+    ) -> Work:
+        """What will run for local shards [B, s, H, D]; raises for everything wrong with the call."""
+        method = self._strategy.method(layer, request)
+        tensors = (q, k, v) if prefix is None else (q, k, v, *prefix)
+        # All that a check of a tensor looks at. A method is told by its identity: it lives as long as its table.
+        kind = (request, id(method), prefix_kept, *[(x.shape, x.dtype, x.device, x.layout) for x in tensors])
+        work = self._kept.get(kind)
+        if work is None:
+            check_shards(request, q, k, v, degree=self.degree, rank=self.rank)
             if prefix is not None or not prefix_kept:
                 check_prefix(request, k, v, prefix)
-            self._jobs[kind] = self.resolve(request, method, operands_of(q, k, v), picks=self._record.picks)
-        return self._jobs[kind]
+            if len(self._kept) == MOST_KEPT:
+                self._kept.clear()
+            work = self._kept[kind] = self.resolve(request, method, operands_of(q, k, v))
+        return work
 
-    def resolve(
-        self, request: Request, method: BlockSparse | None, operands: Operands, *, picks: dict[str, str]
-    ) -> list[Job]:
-        """What will run on which rows, and in `picks` why; raises `UnsupportedError` where no backend does.
+    def resolve(self, request: Request, method: BlockSparse | None, operands: Operands) -> Work:
+        """What will run; raises `UnsupportedError` where no backend does. Nothing is communicated or recorded.
 
-        `operands`: those of all ranks together. Nothing is communicated or recorded.
+        `operands`: those of all ranks together.
         """
-        degree, config, spans = self.axis.degree, self.config, spans_of(request, operands.batch)
-        for span in spans:
-            for reachable in self._methods.reachable(request):
-                job_of(reachable, operands, span, degree=degree, config=config, picks={})
-        return [job_of(method, operands, span, degree=degree, config=config, picks=picks) for span in spans]
+        lengths = request.lengths(operands.batch)
+        for each in lengths:
+            for reachable in self._strategy.reachable(request):
+                self._part(reachable, operands, each, picks={})
+        picks: dict[str, str] = {}
+        parts = tuple(self._part(method, operands, each, picks=picks) for each in lengths)
+        return Work(parts, picks, "+".join(sorted({part.path for part in parts})))
 
-    def replicated(self, q: Tensor, k: Tensor, v: Tensor) -> DenseBackend:
-        """The backend of causal attention over rows [B, T, H, D] that every rank holds in full."""
-        call = replicated_call(operands_of(q, k, v), rows=q.shape[1], key_rows=k.shape[1])
-        pick = pick_dense(self.config.dense_backend, call)
-        self._record.picks[pick.backend.name] = pick.why
-        return pick.backend
+    def _part(self, method: BlockSparse | None, operands: Operands, lengths: Lengths, *, picks: dict[str, str]) -> Part:
+        """The backends for some samples; why each was taken is added to `picks`."""
+        dense_call, sparse_call = calls_of(method, operands, lengths, degree=self.degree)
+        dense, rows = None, 0
+        if dense_call is not None:
+            pick = pick_dense(self.config.dense_backend, dense_call)
+            dense, rows, picks[pick.backend.name] = pick.backend, dense_call.query_rows, pick.why
+        if sparse_call is None:
+            return Part(lengths, dense)
+        assert method is not None
+        require(method.refusals(device=sparse_call.device, dtype=sparse_call.dtype))
+        sparse = pick_sparse(self.config.sparse_backend, sparse_call)
+        picks[f"{sparse.backend.name}-sparse"] = sparse.why
+        return Part(lengths, dense, sparse.backend, method, rows)
 
 
-def _kind(x: Tensor) -> tuple:
-    """All that a check of a tensor looks at."""
-    return x.shape, x.dtype, x.device, x.layout
+def calls_of(
+    method: BlockSparse | None, operands: Operands, lengths: Lengths, *, degree: int
+) -> tuple[DenseCall | None, SparseCall | None]:
+    """The kernel calls of one rank: dense, sparse, or dense for the rows of a packed prefix beside sparse."""
+    own = operands.share(degree=degree, samples=lengths.samples).values()
+    rows = lengths.queries if method is None else (lengths.packed if method.dense_prefix_queries else 0)
+    dense = sparse = None
+    if rows:
+        dense = DenseCall(**own, query_rows=rows, key_rows=lengths.keys)
+    if method is not None and rows < lengths.queries:
+        method.check_heads(operands.heads.query)
+        sparse = SparseCall(**own, query_rows=lengths.queries - rows, key_rows=lengths.keys, geometry=method.geometry)
+    return dense, sparse

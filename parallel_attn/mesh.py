@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from .errors import refuse, require
-from .liveness import liveness_of
+from .ranks.liveness import liveness_of
 
 AXIS = "ulysses"
 

@@ -9,26 +9,36 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .plan import AttentionPlan
 
-_plans: weakref.WeakValueDictionary[int, AttentionPlan] = weakref.WeakValueDictionary()
+class Attends(Protocol):
+    """What runs the calls that the operators are called for: a plan."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Exchange, attend, exchange back."""
+        ...
+
+    def attend_replicated(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Causal attention without an exchange."""
+        ...
+
+
+_plans: weakref.WeakValueDictionary[int, Attends] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
-def register_plan(plan: AttentionPlan) -> int:
+def register_plan(plan: Attends) -> int:
     """Number a plan; the registry holds it weakly, so a plan lives as long as its model's handle."""
     number = next(_numbers)
     _plans[number] = plan
     return number
 
 
-def _look_up(identity: Tensor) -> tuple[AttentionPlan, int]:
+def _look_up(identity: Tensor) -> tuple[Attends, int]:
     number, layer = identity.tolist()
     plan = _plans.get(number)
     if plan is None:
@@ -40,7 +50,7 @@ def _look_up(identity: Tensor) -> tuple[AttentionPlan, int]:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, prefix_k: Tensor | None, prefix_v: Tensor | None, identity: Tensor
 ) -> Tensor:
-    """Exchange, attend, exchange back; see `AttentionPlan.attend`."""
+    """Exchange, attend, exchange back; see `Attends.attend`."""
     plan, layer = _look_up(identity)
     prefix = None if prefix_k is None or prefix_v is None else (prefix_k, prefix_v)
     return plan.attend(layer, q, k, v, prefix)
@@ -48,7 +58,7 @@ def attention(
 
 @torch.library.custom_op("parallel_attn::replicated_attention", mutates_args=())
 def replicated_attention(q: Tensor, k: Tensor, v: Tensor, identity: Tensor) -> Tensor:
-    """Causal attention without an exchange; see `AttentionPlan.attend_replicated`."""
+    """Causal attention without an exchange; see `Attends.attend_replicated`."""
     plan, _ = _look_up(identity)
     return plan.attend_replicated(q, k, v)
 

@@ -7,7 +7,6 @@ Two models have two plans and share nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -15,22 +14,37 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from . import exchange
-from .agreement import Digest
+from .attend import attend, write_prefix
+from .backends import causal_call, operands_of, pick_dense
 from .checks import require_no_grad
-from .clock import StepClock
 from .config import AttentionConfig
-from .dispatch import Dispatch
-from .errors import refuse, require
-from .liveness import liveness_of
+from .dispatch import Dispatch, Work
+from .errors import Refusal, require
+from .exchange import Axis, gather_rows_of_heads, local_heads, scatter_heads
 from .mesh import ulysses_group
-from .methods import Methods
 from .ops import register_plan
-from .prefix import KeptPrefix
+from .ranks import Alone, Peers
+from .ranks.liveness import liveness_of
+from .ranks.votes import Digest
 from .record import ExecutionRecord
 from .request import Request, local_rows
-from .strategy import BlockSparse, Strategy
-from .valid_rows import attend_valid_rows, kept_share, write_prefix
+from .strategy import BlockSparse, CurrentStrategy, StepClock, Strategy
+
+
+class KeptPrefix:
+    """This rank's heads [B, T, h, D] of every layer's replicated prefix; filled during one forward, then read.
+
+    Whether the kept numbers may be used again is their owner's decision: a model's text, at given positions, under
+    given weights.
+    """
+
+    def __init__(self) -> None:
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.complete = False
+
+    def keep(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Copy the views: the buffers they show may belong to a compiled graph that will reuse them."""
+        self.layers[layer] = (k.clone(), v.clone())
 
 
 class AttentionPlan:
@@ -51,17 +65,19 @@ class AttentionPlan:
         self.config = config or AttentionConfig()
         require(self.config.refusals())
         group = ulysses_group(mesh)
-        self.liveness = liveness_of(group) if group is not None and group.size() > 1 else None
-        self.axis = exchange.Axis(group, self.liveness)
+        self.peers: Peers = liveness_of(group) if group is not None and group.size() > 1 else Alone()
+        self.axis = Axis(group, exchanging=self.peers.exchanging)
         self.clock = StepClock()
         self.record = ExecutionRecord()
         self.clock.on_start.append(self.record.clear)
-        self.methods = Methods(Strategy.of(strategy), layers=layers, clock=self.clock)
-        self.dispatch = Dispatch(self.config, methods=self.methods, axis=self.axis, record=self.record)
+        self.strategy = CurrentStrategy(Strategy.of(strategy), layers=layers, clock=self.clock)
+        degree, rank = self.axis.degree, self.axis.rank
+        self.dispatch = Dispatch(self.config, strategy=self.strategy, degree=degree, rank=rank)
+        self.clock.on_start.append(self.dispatch.clear)
         self.request: Request | None = None
         self.kept_prefix: KeptPrefix | None = None
         self.id = register_plan(self)
-        self._number = 0 if self.liveness is None else self.liveness.number_plan()
+        self._number = self.peers.number_plan()
 
     @torch.compiler.disable  # in a graph of the whole model the operator would run before this had any effect
     def begin(self, request: Request, *, kept_prefix: KeptPrefix | None = None, **about: Any) -> slice:
@@ -70,12 +86,11 @@ class AttentionPlan:
         `about`: further values the ranks must share. Raises the same `AgreementError` on every rank.
         """
         self.request, self.kept_prefix = request, kept_prefix
-        self.dispatch.clear()
         try:
-            self.methods.check_step()
+            self.strategy.check_step()
         except Exception as error:
-            self._agree(error)
-        self._agree(self._digest(about))
+            self.peers.vote(error)
+        self.peers.vote(self._digest(request, about))
         return local_rows(request.rows, degree=self.axis.degree, rank=self.axis.rank)
 
     def begin_call(
@@ -87,74 +102,78 @@ class AttentionPlan:
         v: Tensor,
         prefix: tuple[Tensor, Tensor] | None,
         *,
-        refused: Sequence[str],
+        refused: Sequence[Refusal],
     ) -> None:
         """`begin` for a single attention call: what is wrong on this rank is voted on, then raised."""
         self.request = request
-        self.dispatch.clear()
         try:
-            require(map(refuse, refused))
+            require(refused)
             require_no_grad(q, k, v, *(prefix or ()))
-            self.dispatch.jobs(request, layer, q, k, v, prefix, prefix_kept=self._prefix_is_kept())
+            self._work(layer, q, k, v, prefix)
         except Exception as error:
-            self._agree(error)
+            self.peers.vote(error)
         batch, _, heads, head_dim = q.shape
         shape = {"batch": batch, "query heads": heads, "KV heads": k.shape[2], "head_dim": head_dim}
-        self._agree(self._digest({"layer": layer, "dtype": str(q.dtype), **shape, "value head_dim": v.shape[3]}))
+        about = {"layer": layer, "dtype": str(q.dtype), **shape, "value head_dim": v.shape[3]}
+        self.peers.vote(self._digest(request, about))
 
     def end(self) -> None:
         """The request's forward is over: nothing of it stays."""
         self.request = self.kept_prefix = None
-        self.dispatch.clear()
-
-    def fail(self, error: BaseException) -> None:
-        """This rank raised: tell the others before it leaves the collective order."""
-        if self.liveness is not None:
-            self.liveness.fail(error)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
         """One attention call on local shards [B, s, H, D]; returns [B, s, Hq, Dv] contiguous."""
-        request = self._require_request()
-        jobs = self.dispatch.jobs(request, layer, q, k, v, prefix, prefix_kept=self._prefix_is_kept())
-        prefix = self._local_prefix(layer, prefix)
+        request = self._running()
+        work = self._work(layer, q, k, v, prefix)
         # Nothing above has communicated, and nothing below refuses.
-        with self.liveness.call() if self.liveness else nullcontext():
-            q, k, v = exchange.scatter_heads(q, k, v, request=request, axis=self.axis)
-            if prefix is not None:
-                write_prefix(request, (k, v), prefix)
-            out, selections = attend_valid_rows(request, jobs, q, k, v, first_head=self.axis.rank * q.shape[2])
-            path = "+".join(sorted({job.path for job in jobs}))
-            self.record.note(self.clock.step, layer, path, kept=kept_share(selections))
-            return exchange.gather_rows_of_heads(out, request=request, axis=self.axis)
+        with self.peers.call():
+            q, k, v = self.gather_heads(layer, q, k, v, prefix)
+            out, kept = attend(work, q, k, v, rows=request.rows, first_head=self.axis.rank * q.shape[2])
+            self.record.note(self.clock.step, layer, work.path, kept=kept)
+            return gather_rows_of_heads(out, request=request, axis=self.axis)
+
+    def gather_heads(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What this rank's kernel is given: all rows of its heads [B, S, h, D], the replicated prefix among them.
+
+        It exchanges, so every rank calls it alike.
+        """
+        request = self._running()
+        own = self._local_prefix(layer, prefix)
+        q, k, v = scatter_heads(q, k, v, request=request, axis=self.axis)
+        if own is not None:
+            write_prefix(request, (k, v), own)
+        return q, k, v
 
     def attend_replicated(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention over rows that every rank holds in full (the text tower): no exchange, any row count."""
         if q.shape[1] == 0:
             return q.new_empty(*q.shape[:3], v.shape[3])
-        return self.dispatch.replicated(q, k, v).attend(q, k, v, causal=True).contiguous()
+        call = causal_call(operands_of(q, k, v), rows=q.shape[1], key_rows=k.shape[1])
+        pick = pick_dense(self.config.dense_backend, call)
+        self.record.picks[pick.backend.name] = pick.why
+        return pick.backend.attend(q, k, v, causal=True).contiguous()
 
-    def _agree(self, digest: Digest | Exception) -> None:
-        if self.liveness is not None:
-            self.liveness.vote(digest)
-        elif isinstance(digest, Exception):
-            raise digest
+    def _work(self, layer: int, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Work:
+        work = self.dispatch.work(self._running(), layer, q, k, v, prefix, prefix_kept=self._prefix_is_kept())
+        self.record.picks |= work.picks
+        return work
 
-    def _digest(self, about: Digest) -> Digest:
+    def _digest(self, request: Request, about: Digest) -> Digest:
         """What every rank must share before the first exchange of a request."""
-        if self.liveness is None:
-            return {}
         group = self.axis.group
-        assert group is not None
-        request = self._require_request()
+        if group is None or self.axis.degree == 1:
+            return {}
         lengths = {name.replace("_", " "): value for name, value in asdict(request).items()}
         return {
             "mesh group": group.group_name,
-            "mesh ranks": self.liveness.ranks,
+            "mesh ranks": self.peers.ranks,
             "plan": self._number,
             "dense backend": self.config.dense_backend,
             "sparse backend": self.config.sparse_backend,
-            **self.methods.digest(request),
-            "call": self.liveness.calls_entered,
+            **self.strategy.digest(request),
+            "call": self.peers.calls_entered,
             "step": self.clock.step,
             "text kept": self._prefix_is_kept(),
             **lengths,
@@ -166,7 +185,7 @@ class AttentionPlan:
         kept = self.kept_prefix
         if prefix is None:
             return kept.layers[layer] if kept is not None and kept.complete else None
-        local_k, local_v = (exchange.local_heads(part, axis=self.axis) for part in prefix)
+        local_k, local_v = (local_heads(part, axis=self.axis) for part in prefix)
         if kept is not None and not kept.complete:
             kept.keep(layer, local_k, local_v)
         return local_k, local_v
@@ -174,7 +193,7 @@ class AttentionPlan:
     def _prefix_is_kept(self) -> bool:
         return self.kept_prefix is not None and self.kept_prefix.complete
 
-    def _require_request(self) -> Request:
+    def _running(self) -> Request:
         if self.request is None:
             raise ValueError("no request is running: pass request=Request(rows=...) to the call")
         return self.request

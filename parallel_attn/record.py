@@ -47,11 +47,11 @@ class ExecutionRecord:
         return {cell: sums[cell] / calls for cell, (_, calls) in self._kept.items()}
 
     def kept_table(self) -> list[list[float | None]]:
-        """The same as steps x layers, in the shape of `dispatch`; None where nothing block-sparse ran."""
+        """The same as steps x layers, in the shape of `paths`; None where nothing block-sparse ran."""
         kept, steps, layers = self.kept(), self._steps(), self._layers()
         return [[kept.get((step, layer)) for layer in range(layers)] for step in steps]
 
-    def dispatch(self) -> list[list[str]]:
+    def paths(self) -> list[list[str]]:
         """Steps x layers path names, "+"-joined where one cell ran more than one path, "" where none ran."""
         steps, layers = self._steps(), self._layers()
         cells: dict[tuple[int, int], list[str]] = {}

@@ -13,14 +13,14 @@ from typing import Literal
 def shard_rows(rows: int, *, degree: int) -> tuple[int, ...]:
     """Rows per rank: an even split in which the first `rows % degree` ranks hold one more (torch.tensor_split)."""
     base, extra = divmod(rows, degree)
-    return tuple(base + (rank < extra) for rank in range(degree))
+    return (base + 1,) * extra + (base,) * (degree - extra)
 
 
 def local_rows(rows: int, *, degree: int, rank: int) -> slice:
     """The slice of the global sequence dim that `rank` holds."""
-    sizes = shard_rows(rows, degree=degree)
-    start = sum(sizes[:rank])
-    return slice(start, start + sizes[rank])
+    base, extra = divmod(rows, degree)
+    start = rank * base + min(rank, extra)
+    return slice(start, start + base + (rank < extra))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +38,20 @@ class KVPrefix:
         if self.kind not in ("replicated", "packed"):
             raise ValueError(f"prefix kind must be 'replicated' or 'packed', got {self.kind!r}")
         _require_counts("prefix rows", self.rows, lowest=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """The rows that count of neighbouring samples that are alike; padding is no part of them."""
+
+    samples: slice
+    queries: int
+    keys: int
+    """With those of a replicated prefix, which come after the sequence's own."""
+    packed: int
+    """Rows of a packed prefix."""
+    protected: tuple[tuple[int, int], ...]
+    """Key rows that no selection may drop, each from a first row to the row after the last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,12 +124,35 @@ class Request:
         rows = self.prefix.rows if self.prefix is not None and self.prefix.kind == "packed" else 0
         return _per_sample("prefix rows", rows, batch)
 
+    def lengths(self, batch: int) -> list[Lengths]:
+        """What counts of the samples: one entry where all are alike, else one per sample."""
+        counts = zip(
+            self.valid_queries(batch),
+            self.valid_keys(batch),
+            self.prefix_rows(batch),
+            self.packed_rows(batch),
+            strict=True,
+        )
+        found = [
+            (queries, keys + replicated, packed, _protected(keys, replicated=replicated, packed=packed))
+            for queries, keys, replicated, packed in counts
+        ]
+        if len(set(found)) == 1:
+            return [Lengths(slice(None), *found[0])]
+        return [Lengths(slice(b, b + 1), *each) for b, each in enumerate(found)]
+
     def _valid_keys(self) -> int | tuple[int, ...]:
         if self.valid_key_rows is not None:
             return self.valid_key_rows
         if self.valid_rows is not None and self.physical_key_rows == self.rows:
             return self.valid_rows
         return self.physical_key_rows
+
+
+def _protected(keys: int, *, replicated: int, packed: int) -> tuple[tuple[int, int], ...]:
+    """A packed prefix is the first rows, a replicated one is placed after the valid rows."""
+    spans = ((0, packed), (keys, keys + replicated))
+    return tuple((start, stop) for start, stop in spans if start < stop)
 
 
 def _as_tuple(value: int | tuple[int, ...]) -> tuple[int, ...]:

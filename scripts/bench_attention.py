@@ -34,28 +34,35 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from parallel_attn.backends import DENSE_BACKENDS, DenseBackend, cudnn_sparse, fa3, fa4, flex
-from parallel_attn.backends.sparse import SPARSE_BACKENDS
-from parallel_attn.config import head_refusals
+from parallel_attn import Heads
+from parallel_attn.backends import DENSE_BACKENDS, DenseBackend, fa4
+from parallel_attn.backends.dense import fa3
+from parallel_attn.backends.sparse import SPARSE_BACKENDS, cudnn_sparse, flex
 from parallel_attn.errors import require
 
-from . import launch
-from .attention_rounds import Rounds, Shape
-from .fa3_varlen import Fa3Varlen
+from .bench.attention_rounds import Rounds, Shape
+from .bench.fa3_varlen import Fa3Varlen
+from .run import launch
 
 CPU_ROWS = 384
 KERNELS = (fa4.PROVIDER, fa3.PROVIDER, cudnn_sparse.PROVIDER)
 PACKAGES = ("torch", "triton", *(package.distribution for package in KERNELS))
 
 DENSE: dict[str, DenseBackend] = DENSE_BACKENDS | {"fa3-varlen": Fa3Varlen()}
+
+
+def _heads(query: int, kv: int) -> Heads:
+    return Heads(query=query, kv=kv, head_dim=128)
+
+
 SHAPES = {
-    "cosmos3-nano": Shape(44_160, 44_672, 32, 8),  # 512 rows of text are keys only
-    "h3": Shape(53_248, 53_248, 56, 56),
-    "wan-14b": Shape(75_600, 75_600, 40, 40),
-    "qwen-image": Shape(4_352, 4_352, 24, 24),  # 256 rows of text
-    "mha-32k": Shape(32_768, 32_768, 8, 8),
-    "mha-16": Shape(32_768, 32_768, 16, 16),
-    "gqa-32k": Shape(32_768, 32_768, 16, 4),
+    "cosmos3-nano": Shape(44_160, 44_672, _heads(32, 8)),  # 512 rows of text are keys only
+    "h3": Shape(53_248, 53_248, _heads(56, 56)),
+    "wan-14b": Shape(75_600, 75_600, _heads(40, 40)),
+    "qwen-image": Shape(4_352, 4_352, _heads(24, 24)),  # 256 rows of text
+    "mha-32k": Shape(32_768, 32_768, _heads(8, 8)),
+    "mha-16": Shape(32_768, 32_768, _heads(16, 16)),
+    "gqa-32k": Shape(32_768, 32_768, _heads(16, 4)),
 }
 
 
@@ -84,8 +91,8 @@ class Options:
     def shapes(self) -> list[Shape]:
         """The calls on one rank; raises `UnsupportedError` for a degree that does not split the heads."""
         whole = SHAPES[self.geometry]
-        require(head_refusals(whole.query_heads, whole.kv_heads, degree=self.degree))
-        own = replace(whole, query_heads=whole.query_heads // self.degree, kv_heads=whole.kv_heads // self.degree)
+        require(whole.heads.refusals(degree=self.degree))
+        own = replace(whole, heads=whole.heads.share(self.degree))
         return [replace(own, query_rows=rows, key_rows=rows) for rows in self.lengths] or [own]
 
     def check(self) -> None:
@@ -117,7 +124,15 @@ def main() -> dict[str, Any]:
         found = _compare(shape, options, device=device)
         _show(found, f"{options.geometry} on {hardware}: {shape}")
         rows += [row | {"query_rows": shape.query_rows} for row in found]
-    call = {name: getattr(shapes[0], name) for name in Shape.__slots__} | {"name": options.geometry}
+    heads = shapes[0].heads
+    call = {
+        "query_rows": shapes[0].query_rows,
+        "key_rows": shapes[0].key_rows,
+        "query_heads": heads.query,
+        "kv_heads": heads.kv,
+        "head_dim": heads.head_dim,
+        "name": options.geometry,
+    }
     return {"hardware": hardware, "versions": versions(), "geometry": call, "rows": rows}
 
 

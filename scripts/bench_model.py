@@ -35,10 +35,10 @@ from models import parallelize
 from models.recipes import policy_of
 from parallel_attn import Strategy
 
-from . import launch
+from .bench.model_cases import CASES, ModelCase, build
+from .bench.turns import turns
 from .bench_attention import versions
-from .model_cases import CASES, ModelCase, build
-from .turns import turns
+from .run import launch
 
 STOCK = "stock diffusers"
 
@@ -91,7 +91,7 @@ class Contestant:
         handle = None if self.strategy is None else parallelize(self.transformer, strategy=self.strategy)
         with handle.denoising(self.steps) if handle else nullcontext():
             if handle is not None:
-                rows = handle.loop.plan.methods.planned().rows
+                rows = handle.loop.plan.strategy.planned().rows
                 self.kinds = [rows.index(row) for row in rows]
             for step in range(self.steps):
                 if step == self.kinds[step]:

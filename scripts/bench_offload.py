@@ -38,12 +38,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from models import parallelize
 from models.offloading import offload_pipeline
 from offload import LayerwiseOffload, ModelOffload, OffloadConfig
-from offload.law import predict
+from offload.prediction import predict
 from parallel_attn import init_ulysses_mesh
 
-from . import launch
-from .offload_case import Machine, arguments_of, build
-from .turns import turns
+from .bench.offload_case import Machine, arguments_of, build
+from .bench.turns import turns
+from .run import launch
 
 WARM_UP = 2
 """Steps: the first one computes the text, the second one learns that it is kept."""

@@ -4,7 +4,7 @@
     make bench                                                  # in .venv-bench, with xfuser and yunchang
     .venv-bench/bin/python -m scripts.bench_ulysses --ranks 2 --backend nccl --geometry wan-14b
 
-One run times this library and the real code of diffusers, xfuser and yunchang (scripts/ulysses_peers.py) on the same
+One run times this library and the real code of diffusers, xfuser and yunchang (bench/ulysses_peers.py) on the same
 tensors. "exchange" is everything of an attention call but the kernel: packing, collectives, unpacking and merging
 around a stand-in that returns a fresh tensor of the right shape. "attention" is the whole call with PyTorch's flash
 kernel. "bytes alone" is the floor of the exchange: its two collectives on buffers that are already there. Everyone else
@@ -39,14 +39,14 @@ from typing import Any, Literal
 import torch
 import tyro
 
-from parallel_attn.config import head_refusals
+from parallel_attn import Heads
 from parallel_attn.errors import require
 
-from . import launch
-from .spawn import run_ranks
-from .ulysses_peers import CONTESTANTS, ThisLibrary
-from .ulysses_rounds import Case, Measure, compete, judge
-from .ulysses_table import installed_version, make_rows, show
+from .bench.ulysses_peers import CONTESTANTS, ThisLibrary
+from .bench.ulysses_rounds import Case, Measure, compete, judge
+from .bench.ulysses_table import installed_version, make_rows, show
+from .run import launch
+from .run.spawn import run_ranks
 
 PROBE_DEADLINE = 120.0
 """Seconds for a contestant that is tried in processes of its own."""
@@ -100,7 +100,7 @@ class Options:
         if unknown := set(self.only) - {case.name for case in cases}:
             raise ValueError(f"--only names no case of this run: {', '.join(sorted(unknown))}")
         for case in cases:
-            require(head_refusals(case.heads, case.kv_heads, degree=self.ranks))
+            require(Heads(query=case.heads, kv=case.kv_heads, head_dim=case.head_dim).refusals(degree=self.ranks))
 
     def sizes(self) -> tuple[int, int, int, int]:
         """Rows, query heads, KV heads and head_dim, of the flags or of the geometry."""
@@ -110,7 +110,7 @@ class Options:
 
         shape = SHAPES[self.geometry]
         rows = shape.rows(shape.frames, shape.height, shape.width)
-        return rows, shape.query_heads, shape.kv_heads, shape.head_dim
+        return rows, shape.heads.query, shape.heads.kv, shape.heads.head_dim
 
     def cases(self) -> Iterator[Case]:
         """The cases of this run."""

@@ -21,15 +21,15 @@ from typing import Any, Literal
 
 import tyro
 
-from models.builtin import checkpoint_folder
-from models.checkpoint import read_transformer_config
+from models.checkpoints.builtin import checkpoint_folder
+from models.checkpoints.transformer_config import read_transformer_config
 from parallel_attn import ParallelConfig
 from parallel_attn.errors import require
 
-from . import launch
-from .parity import compare, expected_collectives, oddest
-from .settings import Settings
-from .spawn import run_ranks
+from .run import launch
+from .run.parity import compare, expected_collectives, oddest
+from .run.settings import Settings
+from .run.spawn import run_ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

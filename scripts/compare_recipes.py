@@ -22,19 +22,19 @@ from typing import Annotated, Any
 
 import tyro
 
-from . import launch, media
-from .outputs import check_output
 from .quality.arms import base_attention
 from .quality.calibrate import Calibration, calibrate
 from .quality.clips import ClipOptions, open_clips
 from .quality.experiments import BASE, QUESTIONS, Question, arms, recipe
 from .quality.looking import cells_of, layers_of
 from .quality.report import NOT_SAID, density
+from .quality.selection_loss import Loss
 from .quality.statistics import compare, summarize
-from .quality.tensors import Loss
 from .quality.trial import Result, Trial, run
 from .quality.verdict import adherence, values
-from .settings import Settings
+from .run import launch, media
+from .run.outputs import check_output
+from .run.settings import Settings
 
 _COMPARED = ("latent_psnr", "psnr", "ssim", "seconds")
 

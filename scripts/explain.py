@@ -23,14 +23,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from models.builtin import checkpoint_folder
-from models.builtin_requests import BUILTIN_NAMES
+from models.checkpoints.builtin import checkpoint_folder
+from models.checkpoints.builtin_defaults import BUILTIN_NAMES
 from models.shapes import SHAPES, ModelShape, shape_of_checkpoint
 from parallel_attn import UnsupportedError, legal_degrees
-from parallel_attn.config import head_refusals
 from parallel_attn.errors import refuse, require
-from parallel_attn.strategy import Policy
-from parallel_attn.traffic import (
+from parallel_attn.exchange.traffic import (
     COPY_PASSES,
     AttentionGeometry,
     allgather_kv_resident_bytes,
@@ -39,12 +37,13 @@ from parallel_attn.traffic import (
     ring_sent_bytes,
     ulysses_sent_bytes,
 )
+from parallel_attn.strategy import Policy
 
-from . import launch
-from .explain_offload import explain_offload
-from .explain_paths import Arch, attention_paths, path_table
-from .explain_schedule import draw, resolve, schedule_table, source_table
-from .settings import Settings
+from .explained.explain_offload import explain_offload
+from .explained.explain_paths import Arch, attention_paths, path_table
+from .explained.explain_schedule import draw, resolve, schedule_table, source_table
+from .run import launch
+from .run.settings import Settings
 
 Bytes = dict[str, dict[int, int]]
 SENT: dict[str, Callable[..., int]] = {
@@ -80,17 +79,15 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
         raise ValueError(f"--link-gb-per-s must be above 0, got {settings.link_gb_per_s}")
     weights = weight_bytes(settings.model)
     degree = settings.parallel.ulysses
-    refused += head_refusals(shape.query_heads, shape.kv_heads, degree=degree)
-    legal = legal_degrees(shape.query_heads, shape.kv_heads)
+    refused += shape.heads.refusals(degree=degree)
+    legal = legal_degrees(shape.heads.query, shape.heads.kv)
     rows, steps = request_sizes(shape, settings)
     schedule, warnings = resolve(policy, steps=steps, layers=shape.layers, rows=rows)
     if settings.picture is not None:
         draw(schedule, settings.picture, title=f"{shape.name}, {policy.strategy.status}")
     geometry = AttentionGeometry(
         rows=rows,
-        query_heads=shape.query_heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
+        heads=shape.heads,
         batch=1,  # guidance runs its two branches as separate forwards
         bytes_per_element=settings.torch_dtype.itemsize,
     )
@@ -99,8 +96,8 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
 
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     console.print(
-        f"{shape.name}: {rows:,} sharded rows, {shape.layers} layers, {steps} steps, {shape.query_heads} query and "
-        f"{shape.kv_heads} KV heads of {shape.head_dim}, {str(settings.torch_dtype).removeprefix('torch.')}"
+        f"{shape.name}: {rows:,} sharded rows, {shape.layers} layers, {steps} steps, {shape.heads.query} query and "
+        f"{shape.heads.kv} KV heads of {shape.heads.head_dim}, {str(settings.torch_dtype).removeprefix('torch.')}"
     )
     console.print(f"not counted: {shape.not_counted}")
     console.print(degree_table(shape, legal))
@@ -201,8 +198,8 @@ def cost_table(costs: dict[int, Cost], *, chosen: int) -> Table:
 def degree_table(shape: ModelShape, legal: list[int]) -> Table:
     """Every degree up to the query head count, with the reason against each one that is not legal."""
     table = Table("degree", "strict Ulysses", title="Degrees")
-    for degree in range(1, shape.query_heads + 1):
-        heads = {"query": shape.query_heads, "KV": shape.kv_heads}
+    for degree in range(1, shape.heads.query + 1):
+        heads = {"query": shape.heads.query, "KV": shape.heads.kv}
         undivided = " or ".join(f"{n} {kind} heads" for kind, n in heads.items() if n % degree)
         table.add_row(str(degree), "legal" if degree in legal else f"does not divide {undivided}")
     return table

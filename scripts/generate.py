@@ -28,18 +28,18 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from models import Handle, parallelize
-from models.builtin import checkpoint_folder
-from models.checkpoint import read_transformer_config
+from models.checkpoints.builtin import checkpoint_folder
+from models.checkpoints.transformer_config import read_transformer_config
 from models.offloading import offload_pipeline
 from models.shapes import shape_of_checkpoint
 from offload import LayerwiseOffload, ModelOffload
 from parallel_attn import Strategy, init_ulysses_mesh
 from parallel_attn.errors import refuse, require
 
-from . import launch, media
-from .pipelines import PipelineForm, pipeline_form
-from .settings import Settings
-from .trace import tracing
+from .run import launch, media
+from .run.pipelines import PipelineForm, pipeline_form
+from .run.settings import Settings
+from .run.trace import tracing
 
 
 def main(settings: Settings) -> dict[str, Any]:
@@ -99,13 +99,12 @@ def apply(pipeline: Any, mesh: DeviceMesh | None, settings: Settings, strategy: 
 
 def offload_weights(pipeline: Any, handle: Handle, settings: Settings) -> ModelOffload | LayerwiseOffload | None:
     """Weights go to the host, on every rank or on none."""
-    liveness = handle.loop.plan.liveness
     return offload_pipeline(
         pipeline,
         settings.offload,
         device=settings.device,
         local_ranks=launch.local_ranks(),
-        agree=None if liveness is None else liveness.vote,
+        agree=handle.loop.plan.peers.vote,
     )
 
 

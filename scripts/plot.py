@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tyro.conf import Positional
 
-from . import launch
+from .run import launch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

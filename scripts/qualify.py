@@ -23,22 +23,22 @@ from typing import Annotated, Any
 
 import tyro
 
-from models.builtin import checkpoint_folder
+from models.checkpoints.builtin import checkpoint_folder
 from models.recipes import policy_of
 from parallel_attn import ParallelConfig, init_ulysses_mesh
-from parallel_attn.platform import check_backend_names
+from parallel_attn.backends.platform import check_backend_names
 
-from . import launch, media
-from .outputs import check_output
-from .quality import clip, page
+from .quality import film, page
 from .quality.arms import CONTROL, DENSE, Arm, base_attention
 from .quality.clips import ClipOptions, check, quiet_pipeline
 from .quality.looking import layers_of
 from .quality.report import document
 from .quality.trial import Result, Trial, run
 from .quality.verdict import Bounds, judge_all
-from .settings import AttentionSettings, Settings
-from .spawn import run_ranks
+from .run import launch, media
+from .run.outputs import check_output
+from .run.settings import AttentionSettings, Settings
+from .run.spawn import run_ranks
 
 FILM = "arms.mp4"
 
@@ -146,8 +146,8 @@ def qualify(rank: int, options: Options, folder: Path) -> dict[str, Any]:
 
 def write(report: dict[str, Any], results: list[Result], out: Path, *, fps: int) -> None:
     """The four files."""
-    clip.write_film(results, out / FILM, fps=fps)
-    clip.write_picture(results, out / "arms.png")
+    film.write_film(results, out / FILM, fps=fps)
+    film.write_picture(results, out / "arms.png")
     with media.atomic(out / "report.json") as partial:
         partial.write_text(json.dumps(report, indent=1))
     with media.atomic(out / "index.html") as partial:

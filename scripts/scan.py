@@ -26,13 +26,13 @@ from torch import Tensor
 from parallel_attn import BlockSparse, Strategy
 from parallel_attn.strategy import document_of, strategy_from
 
-from . import launch, media
-from .outputs import check_output
 from .quality.arms import DENSE, Arm, shoot
 from .quality.clips import ClipOptions, open_clips
 from .quality.looking import layers_of
 from .quality.sensitivity import scan
 from .quality.trajectory import latent_psnr
+from .run import launch, media
+from .run.outputs import check_output
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

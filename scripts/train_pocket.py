@@ -8,7 +8,7 @@
 
 Clips are drawn from the seed while it trains (`models/pocket/render.py`); there is no data to download. A run ends
 after `--minutes` or when its training is over, and `--resume` goes on with it. The numbers, and why they are what they
-are, stand in `scripts/pocket/recipe.py`. The loss, and how many generated clips show what their captions say, are
+are, stand in `scripts/train/recipe.py`. The loss, and how many generated clips show what their captions say, are
 printed while it trains. The last line of stdout is a JSON document, also kept in `--out`: stage, device, seed and, of a
 training, finished, progress, steps, seconds_trained, steps_per_second, loss (step, seconds, value), watched, result.
 """
@@ -23,13 +23,13 @@ from typing import Any, Literal
 
 import torch
 
-from . import launch
-from .pocket.codec import CodecStage
-from .pocket.evaluate import evaluate
-from .pocket.export import export, load_pipeline, load_vae, write_card
-from .pocket.loop import Budget, Stage, train
-from .pocket.recipe import POCKET, TINY, Recipe
-from .pocket.transformer import TransformerStage
+from .run import launch
+from .train.codec import CodecStage
+from .train.evaluate import evaluate
+from .train.export import export, load_pipeline, load_vae, write_card
+from .train.recipe import POCKET, TINY, Recipe
+from .train.training_loop import Budget, Stage, train
+from .train.transformer import TransformerStage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[..., list]]:
     """`ranks(world_size, function, *args)`: run on a persistent pool, results by rank."""
-    from tests.pool import RankPool
+    from tests.support.pool import RankPool
 
     pools: dict[int, RankPool] = {}
 

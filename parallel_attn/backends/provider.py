@@ -19,8 +19,8 @@ from types import ModuleType
 
 import torch
 
-from .call import Machine, Operands
 from .kernel_cache import cache_folder, my_turn
+from .operands import Machine, Operands
 
 COMPUTE_DTYPES = (torch.float16, torch.bfloat16)
 """What every optional kernel here computes in."""

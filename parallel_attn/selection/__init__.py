@@ -3,8 +3,7 @@
 from .budget import Budget, HeadTopK, TopK, TopP
 from .geometry import BlockGeometry
 from .lists import Selection
-from .order import inverse_order, serpentine_order
-from .protect import protected_spans
+from .serpentine import inverse_order, serpentine_order
 from .subblock import Selector, SubBlock
 
 __all__ = [
@@ -17,6 +16,5 @@ __all__ = [
     "TopK",
     "TopP",
     "inverse_order",
-    "protected_spans",
     "serpentine_order",
 ]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .geometry import BlockGeometry
-from .protect import Span, block_mask, protected_blocks
+from .protect import RowRange, block_mask, protected_blocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -104,12 +104,12 @@ class Selection:
         query_rows: int,
         key_rows: int,
         dense_query_rows: int = 0,
-        protected: Sequence[Span] = (),
+        protected: Sequence[RowRange] = (),
         made_by: str = "given lists",
     ) -> Selection:
         """A selection from lists of any origin: every value a kernel would read is checked (waits for the device).
 
-        `protected` are spans of key rows that no list may drop. Raises ValueError that names the first wrong row.
+        `protected` are key rows that no list may drop. Raises ValueError that names the first wrong row.
         """
         selection = cls(
             indices=indices,

@@ -16,7 +16,7 @@ from torch import Tensor
 from .budget import Budget
 from .geometry import BlockGeometry
 from .lists import Selection
-from .protect import Span, protected_blocks
+from .protect import RowRange, protected_blocks
 from .task import Reduce, SelectionTask, cell_rows
 
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16)
@@ -36,7 +36,7 @@ class Selector(Protocol):
         k: Tensor,
         *,
         geometry: BlockGeometry,
-        protected: Sequence[Span] = (),
+        protected: Sequence[RowRange] = (),
         dense_query_rows: int = 0,
         first_head: int = 0,
     ) -> Selection:
@@ -95,7 +95,7 @@ class SubBlock:
         k: Tensor,
         *,
         geometry: BlockGeometry,
-        protected: Sequence[Span] = (),
+        protected: Sequence[RowRange] = (),
         dense_query_rows: int = 0,
         first_head: int = 0,
     ) -> Selection:
@@ -137,7 +137,7 @@ class SubBlock:
         q: Tensor,
         k: Tensor,
         geometry: BlockGeometry,
-        protected: Sequence[Span],
+        protected: Sequence[RowRange],
         dense_query_rows: int,
         first_head: int,
     ) -> SelectionTask:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from .budget import Quota
 from .geometry import BlockGeometry
-from .protect import Span
+from .protect import RowRange
 
 Reduce = Literal["lse", "max", "mean"]
 
@@ -35,7 +35,7 @@ class SelectionTask:
     """Rows of one cell of a key block."""
     reduce: Reduce
     quota: Quota
-    protected: tuple[Span, ...]
+    protected: tuple[RowRange, ...]
     """Ranges of protected KV blocks, disjoint and ascending."""
     workspace_bytes: int
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from .document import VERSION, document_of, strategy_from
 from .fields import place
+from .parse import read_value
 from .strategy import Strategy
-from .text import read_value
 
 Source = Literal["default", "checkpoint", "deployment"]
 OFF = "off"

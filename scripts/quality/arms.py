@@ -14,10 +14,10 @@ from models import parallelize
 from parallel_attn import AttentionConfig, Strategy
 from parallel_attn.backends import DENSE_BACKENDS
 
-from .. import launch
 from ..generate import denoise
-from ..pipelines import form_of
-from ..settings import Settings
+from ..run import launch
+from ..run.pipelines import form_of
+from ..run.settings import Settings
 
 DENSE, CONTROL = "dense", "control"
 _CONTROLS = {"cpu": ("reference",), "cuda": ("sdpa-flash", "sdpa-cudnn", "reference")}

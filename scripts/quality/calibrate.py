@@ -15,7 +15,7 @@ from torch import Tensor
 from parallel_attn import BlockSparse
 from parallel_attn.selection import SubBlock, TopP
 
-from ..settings import Settings
+from ..run.settings import Settings
 from .capture import Captured, Cell
 from .looking import watch_dense_run
 

@@ -8,17 +8,17 @@ heads, the replicated prefix written after them. Whoever looks must be done when
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from models import Handle
-from parallel_attn import AttentionPlan, ParallelAttention, exchange
+from parallel_attn import AttentionPlan, ParallelAttention
+from parallel_attn.request import Lengths
 from parallel_attn.selection import Selection
 from parallel_attn.strategy import BlockSparse
-from parallel_attn.valid_rows import Span, spans_of, write_prefix
 
 Cell = tuple[int, int]
 """A denoising step and a layer."""
@@ -31,7 +31,7 @@ class Captured:
     q: Tensor
     k: Tensor
     v: Tensor
-    span: Span
+    lengths: Lengths
     first_head: int
 
     def select(self, method: BlockSparse) -> Selection:
@@ -40,8 +40,8 @@ class Captured:
             self.q,
             self.k,
             geometry=method.geometry,
-            protected=self.span.protected,
-            dense_query_rows=self.span.packed if method.dense_prefix_queries else 0,
+            protected=self.lengths.protected,
+            dense_query_rows=self.lengths.packed if method.dense_prefix_queries else 0,
             first_head=self.first_head,
         )
 
@@ -92,21 +92,14 @@ def _whole(
     plan: AttentionPlan, layer: int, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None
 ) -> Captured:
     """All rows of this rank's heads; every rank calls it for the same cells, since it exchanges."""
-    request = plan.request
-    assert request is not None, "a processor calls its attention inside a forward"
-    with plan.liveness.call() if plan.liveness else nullcontext():
-        q, k, v = exchange.scatter_heads(q, k, v, request=request, axis=plan.axis)
-    if prefix is not None:
-        prefix = tuple(exchange.local_heads(part, axis=plan.axis) for part in prefix)  # type: ignore[assignment]
-    elif plan.kept_prefix is not None and plan.kept_prefix.complete:
-        prefix = plan.kept_prefix.layers[layer]
-    if prefix is not None:
-        write_prefix(request, (k, v), prefix)
-    span, *others = spans_of(request, q.shape[0])
+    assert plan.request is not None, "a processor calls its attention inside a forward"
+    with plan.peers.call():
+        q, k, v = plan.gather_heads(layer, q, k, v, prefix)
+    lengths, *others = plan.request.lengths(q.shape[0])
     if others:
         raise ValueError("samples of one batch have different lengths; capture takes one prompt at a time")
-    views = {"q": q[:, : span.queries], "k": k[:, : span.keys], "v": v[:, : span.keys]}
-    return Captured(**views, span=span, first_head=plan.axis.rank * q.shape[2])
+    views = {"q": q[:, : lengths.queries], "k": k[:, : lengths.keys], "v": v[:, : lengths.keys]}
+    return Captured(**views, lengths=lengths, first_head=plan.axis.rank * q.shape[2])
 
 
 def spread(values: Collection[int], *, most: int) -> list[int]:

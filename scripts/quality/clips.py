@@ -7,15 +7,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from models.builtin import checkpoint_folder
-from models.checkpoint import read_transformer_config
+from models.checkpoints.builtin import checkpoint_folder
+from models.checkpoints.transformer_config import read_transformer_config
 from parallel_attn.errors import require
 
-from .. import launch
 from ..generate import load
-from ..pipelines import pipeline_form
-from ..request import RequestOptions
-from ..settings import Settings
+from ..run import launch
+from ..run.generation_flags import RequestOptions
+from ..run.pipelines import pipeline_form
+from ..run.settings import Settings
 from .prompts import choose_prompts
 
 

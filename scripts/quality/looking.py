@@ -16,11 +16,11 @@ from parallel_attn import Strategy
 from parallel_attn.strategy import DENSE, BlockSparse, Table
 
 from ..generate import denoise
-from ..pipelines import form_of
-from ..settings import Settings
+from ..run.pipelines import form_of
+from ..run.settings import Settings
 from .arms import Arm, base_attention
 from .capture import Captured, Cell, spread, watching
-from .tensors import Loss, gather, loss_of
+from .selection_loss import Loss, gather, loss_of
 
 MOST_STEPS, MOST_LAYERS = 3, 4
 """Cells looked at: so many block-sparse steps of a strategy, and so many block-sparse layers of each."""

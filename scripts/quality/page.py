@@ -10,7 +10,7 @@ from typing import Any
 
 from .arms import CONTROL, DENSE
 from .charts import COLOURS, Point, heatmap, scatter, shade
-from .clip import strip
+from .film import strip
 from .trial import Result
 
 MOST_FILM_BYTES = 8 * 2**20

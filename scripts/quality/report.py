@@ -13,10 +13,10 @@ import torch
 
 from parallel_attn.strategy import document_of
 
-from ..settings import Settings
+from ..run.settings import Settings
 from .arms import CONTROL, DENSE
+from .selection_loss import Loss
 from .statistics import Summary, compare, summarize
-from .tensors import Loss
 from .trial import Result
 from .verdict import Bounds, Verdict, adherence, values, worst
 

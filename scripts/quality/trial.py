@@ -15,13 +15,13 @@ from typing import Any
 from PIL import Image
 from torch.distributed.device_mesh import DeviceMesh
 
-from .. import launch
-from ..settings import Settings
+from ..run import launch
+from ..run.settings import Settings
 from .adherence import attributes_right
 from .arms import DENSE, Arm, Take, base_attention, control_for, shoot
 from .capture import Cell
 from .looking import look
-from .tensors import Loss
+from .selection_loss import Loss
 from .trajectory import cosine, latent_psnr, pixels, psnr, ssim
 
 SHOWN_PIXELS = 240

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .arms import CONTROL, DENSE
+from .selection_loss import Loss
 from .statistics import compare, summarize
-from .tensors import Loss
 from .trial import Result
 
 Word = Literal["refused", "undecided", "within bounds"]

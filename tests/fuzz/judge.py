@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from parallel_attn import AttentionConfig, AttentionPlan, KVPrefix, ParallelAttention, Request, UnsupportedError
-from parallel_attn.agreement import PeerFailedError
+from parallel_attn.ranks.votes import PeerFailedError
 from parallel_attn.selection import BlockGeometry, HeadTopK, Selection, SubBlock, TopK, TopP
 from parallel_attn.strategy import BlockSparse
 
@@ -103,7 +103,7 @@ def attend(case: Case, tensors: Tensors, rank: int, *, axis: Any = None, mesh: D
     before = [x.clone() for x in inputs] if case.fault is None else []
     plan, request = _plan(call, mesh), _request(call)
     if axis is not None:
-        plan.axis = plan.dispatch.axis = axis
+        plan.axis, plan.dispatch.degree, plan.dispatch.rank = axis, axis.degree, axis.rank
     out = ParallelAttention(plan)(call.q, call.k, call.v, prefix=call.prefix, request=request, **call.options)
     for old, x in zip(before, inputs, strict=False):
         if not torch.equal(old.nan_to_num(), x.nan_to_num()):

@@ -9,7 +9,8 @@ from unittest import mock
 
 from torch import Tensor
 
-from parallel_attn import dispatch, exchange, valid_rows
+from parallel_attn import request
+from parallel_attn.exchange import packed
 from parallel_attn.request import Request
 from parallel_attn.selection import run_torch
 
@@ -50,12 +51,12 @@ def _duplicate_index() -> Any:
 
 def _stale_length() -> Any:
     """Lengths are those of the first request that had as many rows."""
-    right, kept = valid_rows.spans_of, {}
+    right, kept = Request.lengths, {}
 
-    def spans_of(request: Request, batch: int) -> Any:
-        return kept.setdefault((request.rows, batch), right(request, batch))
+    def lengths(self: Request, batch: int) -> Any:
+        return kept.setdefault((self.rows, batch), right(self, batch))
 
-    return mock.patch.object(dispatch, "spans_of", spans_of)
+    return mock.patch.object(Request, "lengths", lengths)
 
 
 def _wrong_head_map() -> Any:
@@ -65,12 +66,12 @@ def _wrong_head_map() -> Any:
         per_rank = self.x_BsHD.unflatten(2, (self.heads, self.degree)).transpose(2, 3)
         send_PsBW.unflatten(3, (self.heads, self.head_dim)).copy_(per_rank.permute(2, 1, 0, 3, 4))
 
-    return mock.patch.object(exchange._Part, "pack", pack)
+    return mock.patch.object(packed._Part, "pack", pack)
 
 
 def _dropped_prefix_block() -> Any:
     """A selection may drop the blocks of a prefix."""
-    return mock.patch.object(valid_rows, "protected_spans", return_value=())
+    return mock.patch.object(request, "_protected", return_value=())
 
 
 PLANTED: dict[str, Callable[[], Any]] = {

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from parallel_attn.backends import cudnn_sparse, fa4
-from parallel_attn.backends.sparse import SPARSE_BACKENDS
+from parallel_attn.backends import fa4
+from parallel_attn.backends.sparse import SPARSE_BACKENDS, cudnn_sparse
 
 PROVIDERS = {"fa4": fa4.PROVIDER, "cudnn": cudnn_sparse.PROVIDER}
 MHA, GQA, MQA = (4, 4), (4, 2), (4, 1)

@@ -28,16 +28,16 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch.distributed.device_mesh import DeviceMesh
 
 from models import parallelize
+from models.checkpoints.tiny_cosmos3 import TRANSFORMER
 from models.offloading import offload_pipeline
-from models.tiny_cosmos3 import TRANSFORMER
 from offload import ModelOffload, OffloadConfig
 from parallel_attn import BlockSparse, Strategy, init_ulysses_mesh
 from parallel_attn.selection import BlockGeometry, SubBlock, TopK
 from parallel_attn.strategy import Layout, Range, StepRanges
-from scripts.loaded_dtypes import in_loaded_dtypes
-from tests.cosmos3_inputs import forward_arguments
-from tests.h3_inputs import h3_arguments, h3_transformer
-from tests.moved import moved
+from scripts.run.loaded_dtypes import in_loaded_dtypes
+from tests.support.cosmos3_inputs import forward_arguments
+from tests.support.h3_inputs import h3_arguments, h3_transformer
+from tests.support.moved import moved
 
 CUDA = torch.cuda.is_available()
 DTYPE = torch.bfloat16 if CUDA else torch.float32
@@ -94,8 +94,7 @@ def request(transformer: nn.Module, arguments: dict[str, Any], stream: str, hand
 
 def place(transformer: nn.Module, placement: str, device: torch.device, handle: Any) -> Callable[[], None]:
     """Put the weights where `placement` says; returns what undoes it."""
-    liveness = handle.loop.plan.liveness
-    agree = None if liveness is None else liveness.vote
+    agree = handle.loop.plan.peers.vote
     local_ranks = int(os.environ["LOCAL_WORLD_SIZE"])
     if placement == "resident":
         transformer.to(device)

@@ -30,7 +30,7 @@ from parallel_attn import (
 )
 from parallel_attn.selection import BlockGeometry, SubBlock, TopK
 from parallel_attn.strategy import BlockSparse
-from scripts.device_time import milliseconds_in_a_row
+from scripts.bench.device_time import milliseconds_in_a_row
 
 CASES = {
     "aligned": Request(rows=4096),

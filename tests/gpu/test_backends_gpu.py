@@ -7,12 +7,13 @@ import itertools
 import pytest
 import torch
 
-from parallel_attn.backends import DENSE_BACKENDS, cudnn_sparse, fa4, flex
-from parallel_attn.backends.call import DenseCall
-from parallel_attn.backends.sparse import SPARSE_BACKENDS, SparseCall
+from parallel_attn import Heads
+from parallel_attn.backends import DENSE_BACKENDS, fa4
+from parallel_attn.backends.operands import DenseCall
+from parallel_attn.backends.sparse import SPARSE_BACKENDS, SparseCall, cudnn_sparse, flex
 from parallel_attn.errors import UnsupportedError
 from tests.gpu.attention_inputs import GQA, MHA, MQA, assert_close, exact, inputs, installed
-from tests.selections import every_block, geometry, random_selection, selection_of
+from tests.support.selections import every_block, geometry, random_selection, selection_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -133,10 +134,10 @@ def test_other_head_dims_are_right_or_refused(name, blocks, head_dim, value_dim)
 @pytest.mark.parametrize("causal", [False, True])
 def test_dense_fa4(heads, query_rows, key_rows, dim, causal):
     installed("fa4")
-    kernel, (q, k, v) = fa4.Fa4(), inputs(2, query_rows, key_rows, heads, dim)
+    kernel, (q, k, v) = DENSE_BACKENDS["fa4"], inputs(2, query_rows, key_rows, heads, dim)
     call = DenseCall(
-        device=q.device, dtype=q.dtype, batch=2, query_rows=query_rows, key_rows=key_rows, query_heads=heads[0],
-        kv_heads=heads[1], head_dim=dim, value_dim=dim, causal=causal,
+        device=q.device, dtype=q.dtype, batch=2, query_rows=query_rows, key_rows=key_rows, causal=causal,
+        heads=Heads(query=heads[0], kv=heads[1], head_dim=dim), value_dim=dim,
     )  # fmt: skip
     if kernel.reasons_against(call):
         assert causal and query_rows != key_rows

@@ -17,8 +17,8 @@ from parallel_attn.contract import (
     resolve_capabilities,
     resolve_execution_path,
 )
-from tests.contexts import method, on_gpu, tensors
 from tests.gpu.attention_inputs import installed
+from tests.support.contexts import method, on_gpu, tensors
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,7 +59,7 @@ def assert_like_sdpa(out, q, k, v):
 def refused_by_fa4(q, k, v):
     """What the kernel itself says of tensors the contract calls unsupported."""
     with pytest.raises(AssertionError) as caught:
-        fa4.PROVIDER.load()[0]._flash_attn_fwd(q, k, v, num_splits=1, _arch=fa4._architecture(q))
+        fa4.PROVIDER.load()[0]._flash_attn_fwd(q, k, v, num_splits=1, _arch=fa4.architecture_of(q))
     return str(caught.value)
 
 

@@ -10,7 +10,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from parallel_attn.copy_triton import merge, pack
+from parallel_attn.exchange.copy_triton import merge, pack
 
 pytestmark = pytest.mark.gpu
 

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from parallel_attn import AttentionConfig, AttentionPlan, ParallelAttention, Request, UnsupportedError
-from parallel_attn.backends import DENSE_BACKENDS, fa3, fa4
+from parallel_attn.backends import DENSE_BACKENDS, fa4
+from parallel_attn.backends.dense import fa3
 from parallel_attn.contract import Support, resolve_capabilities
-from scripts.fa3_varlen import Fa3Varlen
-from tests.contexts import on_gpu, tensors
+from scripts.bench.fa3_varlen import Fa3Varlen
 from tests.gpu.attention_inputs import assert_close, inputs
+from tests.support.contexts import on_gpu, tensors
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == fa3.CAPABILITY
 pytestmark = [

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from parallel_attn.backends import fa4, fa4_hopper
-from parallel_attn.backends.sparse_call import SparseCall
+from parallel_attn.backends import fa4
+from parallel_attn.backends.sparse import fa4_hopper
+from parallel_attn.backends.sparse.sparse_call import SparseCall
 from tests.gpu.attention_inputs import GQA, MHA, inputs, installed
-from tests.selections import geometry, random_selection
+from tests.support.selections import geometry, random_selection
 
 pytestmark = [
     pytest.mark.gpu,

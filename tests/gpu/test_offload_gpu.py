@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from models import parallelize
+from models.checkpoints.tiny_h3 import TRANSFORMER, byte_embeddings, write_h3_tiny
 from models.h3_pipeline import MiniMaxH3Pipeline
 from models.offloading import offload_pipeline
-from models.tiny_h3 import TRANSFORMER, byte_embeddings, write_h3_tiny
 from offload import LayerwiseOffload, ModelOffload, OffloadConfig
 from offload.device import CudaBackend
 from offload.ring import Ring
 from parallel_attn import AttentionConfig
-from tests.cosmos3_inputs import generate, pipeline
+from tests.support.cosmos3_inputs import generate, pipeline
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parallel_attn.backends import DENSE_BACKENDS, cudnn_sparse, fa4, fa4_hopper, flex
-from parallel_attn.backends.sparse import SPARSE_BACKENDS
-from parallel_attn.backends.sparse_call import admit
+from parallel_attn.backends import DENSE_BACKENDS, fa4
+from parallel_attn.backends.sparse import SPARSE_BACKENDS, cudnn_sparse, fa4_hopper, flex
+from parallel_attn.backends.sparse.sparse_call import admit
 from tests.gpu.attention_inputs import GQA, PROVIDERS, assert_close, exact, inputs, installed
-from tests.selections import geometry, random_selection
+from tests.support.selections import geometry, random_selection
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 from models import parallelize
 from parallel_attn import AttentionConfig, AttentionPlan, KVPrefix, ParallelAttention, Request, local_rows
-from parallel_attn.agreement import PeerFailedError, RankMismatchError
-from parallel_attn.liveness import BEAT_EVERY, liveness_of
 from parallel_attn.mesh import init_ulysses_mesh
-from tests.cosmos3_inputs import forward_arguments, tiny_transformer
+from parallel_attn.ranks.liveness import BEAT_EVERY, liveness_of
+from parallel_attn.ranks.votes import PeerFailedError, RankMismatchError
+from tests.support.cosmos3_inputs import forward_arguments, tiny_transformer
 
 ODD = {
     "rows": dict(rows=50),

@@ -7,11 +7,12 @@ import json
 import pytest
 import torch
 
-from parallel_attn.traffic import AttentionGeometry, ulysses_sent_bytes
+from parallel_attn import Heads
+from parallel_attn.exchange.traffic import AttentionGeometry, ulysses_sent_bytes
+from scripts.bench.ulysses_peers import CONTESTANTS
+from scripts.bench.ulysses_table import make_rows
 from scripts.bench_ulysses import Options
-from scripts.ulysses_peers import CONTESTANTS
-from scripts.ulysses_table import make_rows
-from tests.forks import run_program
+from tests.support.forks import run_program
 
 TINY = {"rows": 64, "heads": 8, "head-dim": 16, "text-rows": 6, "rounds": 3}
 TINY |= {"attention-rows": 64, "attention-rounds": 1}
@@ -50,9 +51,9 @@ def test_this_library_is_exact_in_two_collectives(document):
     for row in own:
         if row["status"] == "ok":
             assert (row["max_abs_diff"], row["collectives"], row["ratio"]) == (0.0, 2, 1.0)
-            sizes = {"rows": row["rows"], "query_heads": row["heads"], "kv_heads": row["kv_heads"]}
-            sizes |= {"head_dim": row["head_dim"], "batch": row["batch"], "bytes_per_element": 4}
-            sent = [ulysses_sent_bytes(AttentionGeometry(**sizes), degree=2, rank=rank) for rank in (0, 1)]
+            heads = Heads(query=row["heads"], kv=row["kv_heads"], head_dim=row["head_dim"])
+            geometry = AttentionGeometry(rows=row["rows"], heads=heads, batch=row["batch"], bytes_per_element=4)
+            sent = [ulysses_sent_bytes(geometry, degree=2, rank=rank) for rank in (0, 1)]
             assert row["sent_bytes"] == max(sent)
 
 

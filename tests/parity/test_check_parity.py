@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from models.builtin import checkpoint_folder
+from models.checkpoints.builtin import checkpoint_folder
 from models.tolerance import parity_bound
 from scripts.check_parity import Options, judge
-from scripts.parity import compare, measure_rounding
-from scripts.pipelines import FORMS
-from scripts.settings import Settings
-from tests.forks import run_program
+from scripts.run.parity import compare, measure_rounding
+from scripts.run.pipelines import FORMS
+from scripts.run.settings import Settings
+from tests.support.forks import run_program
 
 GOOD = {
     "equal": True,

@@ -18,7 +18,7 @@ from parallel_attn import (
 from parallel_attn.checks import check_shards
 from parallel_attn.contract import Support, resolve_execution_path
 from parallel_attn.mesh import init_ulysses_mesh
-from tests.contexts import context, method, tensors
+from tests.support.contexts import context, method, tensors
 
 REQUESTS = [
     Request(rows=41),

@@ -12,9 +12,9 @@ import torch
 from models import parallelize
 from parallel_attn.mesh import init_ulysses_mesh
 from parallel_attn.selection import serpentine_order
-from tests.cosmos3_modalities import every_modality, modality_arguments
-from tests.model_parity import assert_masked, assert_parity, bound_of, outputs_of
-from tests.strategies import Recorded, strategy
+from tests.support.cosmos3_modalities import every_modality, modality_arguments
+from tests.support.model_parity import assert_masked, assert_parity, bound_of, outputs_of
+from tests.support.strategies import Recorded, strategy
 
 pytestmark = pytest.mark.usefixtures("one_thread_without_gradients")
 

@@ -12,7 +12,7 @@ from models import parallelize
 from models.tolerance import parity_bound
 from parallel_attn import AttentionConfig
 from parallel_attn.mesh import init_ulysses_mesh
-from tests.cosmos3_inputs import forward_arguments, generate, pipeline, tiny_transformer
+from tests.support.cosmos3_inputs import forward_arguments, generate, pipeline, tiny_transformer
 
 
 def _pipeline(rank: int, world_size: int, backend: str) -> dict:

@@ -1,7 +1,7 @@
 """Real processes, real faults: every living rank names the rank at fault within ten seconds and exits non-zero.
 
 Ten seconds is the promise, not a measurement: each rank starts its own clock when the fault is about to happen.
-`tests/run_drills.py` runs all faults under torchrun, on two and four ranks and on two groups of two.
+`tests/drills/run.py` runs all faults under torchrun, on two and four ranks and on two groups of two.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.drill_words import GIVEN_UP, NO_ALARM, SAID, WITHIN, faulty_rank, living_ranks
-from tests.forks import Program
+from tests.drills.words import GIVEN_UP, NO_ALARM, SAID, WITHIN, faulty_rank, living_ranks
+from tests.support.forks import Program
 
 
 @dataclass
@@ -41,7 +41,9 @@ class Rank:
 def launch(fault: str, *, world_size: int, store: Path, groups: bool = False, **environment: str) -> list[Rank]:
     together = {"WORLD_SIZE": str(world_size), "DRILL_STORE": str(store), **environment}
     options = ["--groups"] if groups else []
-    return [Rank(Program("tests.drills", fault, *options, RANK=str(rank), **together)) for rank in range(world_size)]
+    return [
+        Rank(Program("tests.drills.faults", fault, *options, RANK=str(rank), **together)) for rank in range(world_size)
+    ]
 
 
 def finish(ranks: list[Rank], living: list[int], *, patience: float = 90.0) -> None:

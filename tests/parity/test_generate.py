@@ -20,14 +20,14 @@ import torch
 import tyro
 from PIL import Image
 
+from models.checkpoints.tiny_cosmos3 import write_cosmos3_tiny
+from models.checkpoints.tiny_wan import write_wan_tiny
 from models.pocket.analyse import analyse
 from models.pocket.captions import HELD_OUT, caption
-from models.tiny_cosmos3 import write_cosmos3_tiny
-from models.tiny_wan import write_wan_tiny
 from parallel_attn import UnsupportedError
 from scripts import generate
-from scripts.settings import Settings
-from tests.forks import run_program
+from scripts.run.settings import Settings
+from tests.support.forks import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = [

@@ -12,16 +12,16 @@ import tyro
 from PIL import Image
 from safetensors.torch import save_file
 
-from models.builtin import checkpoint_folder
-from models.tiny_h3 import byte_embeddings, write_h3_tiny
+from models.checkpoints.builtin import checkpoint_folder
+from models.checkpoints.tiny_h3 import byte_embeddings, write_h3_tiny
 from parallel_attn import UnsupportedError
 from scripts import generate
 from scripts.check_parity import Options, judge
 from scripts.explain import ExplainSettings
 from scripts.explain import main as explain
-from scripts.parity import compare, final_latents
-from scripts.pipelines import pipeline_form
-from scripts.settings import Settings
+from scripts.run.parity import compare, final_latents
+from scripts.run.pipelines import pipeline_form
+from scripts.run.settings import Settings
 
 
 @pytest.fixture(autouse=True)

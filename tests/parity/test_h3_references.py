@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from models import parallelize
+from models.checkpoints.tiny_h3 import write_h3_tiny
 from models.h3_pipeline import MiniMaxH3Pipeline
 from models.offloading import offload_pipeline
 from models.recipes import CHECKPOINT_FILE
-from models.tiny_h3 import write_h3_tiny
 from models.tolerance import parity_bound
 from offload import OffloadConfig
 from parallel_attn.mesh import init_ulysses_mesh
-from tests.h3_inputs import h3_transformer
-from tests.h3_references import both_workflows, latents, references, request
-from tests.strategies import expected, strategy
+from tests.support.h3_inputs import h3_transformer
+from tests.support.h3_references import both_workflows, latents, references, request
+from tests.support.strategies import expected, strategy
 
 pytestmark = pytest.mark.usefixtures("one_thread_without_gradients")
 
@@ -70,7 +70,7 @@ def test_the_strategy_of_the_folder_is_for_both(tmp_path):
     write_h3_tiny(tmp_path, references=True)
     (tmp_path / CHECKPOINT_FILE).write_text(json.dumps({"version": 1, "dense_tail": 2}))
     handle = parallelize(both_workflows(str(tmp_path)))
-    assert handle.loop.plan.methods.strategy.dense_tail == 2
+    assert handle.loop.plan.strategy.rule.dense_tail == 2
     assert len({id(module.processor.attention.plan) for module in handle.attention_modules}) == 1
 
 

@@ -10,12 +10,12 @@ import torch
 from torch._dynamo.utils import counters
 
 from models import parallelize
+from models.checkpoints.tiny_h3 import byte_embeddings, write_h3_tiny
 from models.h3_pipeline import MiniMaxH3Pipeline
-from models.tiny_h3 import byte_embeddings, write_h3_tiny
 from models.tolerance import parity_bound
 from parallel_attn import init_ulysses_mesh
-from tests.h3_inputs import BOUND, LAYOUTS, REFERENCE, h3_arguments, h3_transformer
-from tests.model_parity import assert_parity
+from tests.support.h3_inputs import BOUND, LAYOUTS, REFERENCE, h3_arguments, h3_transformer
+from tests.support.model_parity import assert_parity
 
 
 def _layouts(rank: int, world_size: int, protect: bool) -> None:

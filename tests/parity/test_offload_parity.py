@@ -9,9 +9,9 @@ from torch._dynamo.utils import counters
 from models import parallelize
 from models.offloading import offload_pipeline
 from offload import OffloadConfig
-from parallel_attn.agreement import PeerFailedError
 from parallel_attn.mesh import init_ulysses_mesh
-from tests.cosmos3_inputs import forward_arguments, generate, pipeline, tiny_transformer
+from parallel_attn.ranks.votes import PeerFailedError
+from tests.support.cosmos3_inputs import forward_arguments, generate, pipeline, tiny_transformer
 
 CONFIGS = {
     "model": OffloadConfig(mode="model"),
@@ -28,7 +28,7 @@ def _pipelines(rank: int, world_size: int) -> float:
     mesh, pipe = _mesh(world_size), pipeline()
     handle = parallelize(pipe, mesh=mesh)
     want = generate(pipe)
-    vote = handle.loop.plan.liveness.vote if world_size > 1 else None
+    vote = handle.loop.plan.peers.vote
     handle.remove()
     stock = generate(pipe)
     for name, config in CONFIGS.items():
@@ -98,7 +98,7 @@ def test_two_compiled_ranks_build_no_graph_more(ranks):
 def _one_rank_cannot(rank: int, world_size: int) -> str:
     mesh, transformer = _mesh(world_size), tiny_transformer()
     handle = parallelize(transformer, mesh=mesh)
-    vote = handle.loop.plan.liveness.vote
+    vote = handle.loop.plan.peers.vote
     places = [p.data_ptr() for p in transformer.parameters()]
     with pytest.raises((ValueError, PeerFailedError)) as caught:
         # A host shared by that many ranks has no memory left for one.

@@ -12,9 +12,9 @@ import torch
 
 from models import parallelize
 from parallel_attn import AttentionPlan, KVPrefix, ParallelAttention, Request, local_rows
-from parallel_attn.agreement import PeerFailedError
 from parallel_attn.mesh import init_ulysses_mesh
-from tests.cosmos3_inputs import forward_arguments, tiny_transformer
+from parallel_attn.ranks.votes import PeerFailedError
+from tests.support.cosmos3_inputs import forward_arguments, tiny_transformer
 
 
 def _replicated_text_sent_as_shards(rank: int, world_size: int) -> None:

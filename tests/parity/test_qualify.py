@@ -14,28 +14,28 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from models.builtin import checkpoint_folder
+from models.checkpoints.builtin import checkpoint_folder
 from parallel_attn import BlockSparse, init_ulysses_mesh
 from parallel_attn.selection import SubBlock, TopK
 from parallel_attn.strategy import read_document, strategy_from
 from scripts import compare_recipes, qualify, scan
 from scripts.generate import load
-from scripts.pipelines import pipeline_form
-from scripts.pocket.recipe import POCKET
 from scripts.quality.arms import CONTROL, DENSE, Arm
 from scripts.quality.clips import ClipOptions
 from scripts.quality.looking import look
 from scripts.quality.prompts import choose_prompts
 from scripts.quality.report import document
+from scripts.quality.selection_loss import Loss
 from scripts.quality.sensitivity import strategy_of
-from scripts.quality.tensors import Loss
 from scripts.quality.trial import Trial, run
 from scripts.quality.verdict import Bounds, judge_all
-from scripts.settings import Settings
-from tests import strategies
-from tests.broken_selectors import RandomBlocks, ReversedScores
-from tests.cosmos3_inputs import pipeline as tiny_pipeline
-from tests.selections import geometry
+from scripts.run.pipelines import pipeline_form
+from scripts.run.settings import Settings
+from scripts.train.recipe import POCKET
+from tests.support import strategies
+from tests.support.broken_selectors import RandomBlocks, ReversedScores
+from tests.support.cosmos3_inputs import pipeline as tiny_pipeline
+from tests.support.selections import geometry
 
 STEPS, LAYERS, FRAMES = 3, 6, POCKET.short_frames
 KEPT = 17 / 33  # 16 of the 32 blocks of video, and the one of the text

@@ -10,8 +10,8 @@ from torch._dynamo.utils import counters
 
 from models import parallelize
 from parallel_attn.mesh import init_ulysses_mesh
-from tests.model_parity import assert_parity, assert_pipeline_parity, bound_of, forward
-from tests.qwen_inputs import folder, forward_arguments, generate, pipeline, tiny_transformer
+from tests.support.model_parity import assert_parity, assert_pipeline_parity, bound_of, forward
+from tests.support.qwen_inputs import folder, forward_arguments, generate, pipeline, tiny_transformer
 
 REQUESTS = {
     "aligned": dict(images=((8, 10),), text=16),

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from tests.forks import run_program
+from tests.support.forks import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 CABLE, HOSTS = "cable", ("10.231.7.1", "10.231.7.2")

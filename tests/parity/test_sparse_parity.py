@@ -13,9 +13,9 @@ from parallel_attn import AttentionConfig, AttentionPlan, ParallelAttention, Req
 from parallel_attn.mesh import init_ulysses_mesh
 from parallel_attn.selection import BlockGeometry, SubBlock, TopK
 from parallel_attn.strategy import BlockSparse
-from tests.masked_attention import masked
 from tests.parity.test_attention_parity import CASES, tensors
-from tests.strategies import Recorded
+from tests.support.masked_attention import masked
+from tests.support.strategies import Recorded
 
 GEOMETRY = BlockGeometry(query_rows=16, key_rows=8)
 

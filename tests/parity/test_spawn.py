@@ -1,4 +1,4 @@
-"""Ranks that `scripts.spawn` starts: each reports, and one that fails is told from one that waited for it."""
+"""Ranks that `scripts.run.spawn` starts: each reports, and one that fails is told from one that waited for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scripts import spawn
+from scripts.run import spawn
 
 
 def run(function: Any, *args: Any, deadline: float = 60.0) -> list[dict[str, Any]]:

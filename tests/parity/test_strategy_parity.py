@@ -7,10 +7,10 @@ import torch
 
 from models import parallelize
 from models.tolerance import parity_bound
-from parallel_attn.agreement import RankMismatchError
 from parallel_attn.mesh import init_ulysses_mesh
-from tests.cosmos3_inputs import generate, pipeline
-from tests.strategies import GEOMETRY, SCHEDULES, SELECTOR, Recorded, expected, strategy
+from parallel_attn.ranks.votes import RankMismatchError
+from tests.support.cosmos3_inputs import generate, pipeline
+from tests.support.strategies import GEOMETRY, SCHEDULES, SELECTOR, Recorded, expected, strategy
 
 SIZES = {"aligned": dict(height=128, width=128), "ragged": dict(height=160, width=160)}  # 48 rows, 75 rows
 HEADS = ((0, 2), (1, 2), (2, 1), (3, 1))

@@ -15,8 +15,8 @@ from parallel_attn import AttentionPlan, Strategy
 from parallel_attn.errors import UnsupportedError
 from parallel_attn.mesh import init_ulysses_mesh
 from parallel_attn.selection import serpentine_order
-from tests.cosmos3_inputs import forward_arguments, generate, pipeline, tiny_transformer
-from tests.strategies import Recorded, SubBlock, TopK, strategy
+from tests.support.cosmos3_inputs import forward_arguments, generate, pipeline, tiny_transformer
+from tests.support.strategies import Recorded, SubBlock, TopK, strategy
 
 CPU = torch.device("cpu")
 GRID = (3, 5, 6)

@@ -14,10 +14,10 @@ from models import parallelize
 from models.minimax_h3 import raster_grid
 from parallel_attn.mesh import init_ulysses_mesh
 from parallel_attn.selection import serpentine_order
-from tests import qwen_inputs, wan_inputs
-from tests.h3_inputs import REFERENCE, h3_arguments, h3_transformer
-from tests.model_parity import assert_masked, assert_parity, bound_of, outputs_of
-from tests.strategies import Recorded, strategy
+from tests.support import qwen_inputs, wan_inputs
+from tests.support.h3_inputs import REFERENCE, h3_arguments, h3_transformer
+from tests.support.model_parity import assert_masked, assert_parity, bound_of, outputs_of
+from tests.support.strategies import Recorded, strategy
 
 pytestmark = pytest.mark.usefixtures("one_thread_without_gradients")
 

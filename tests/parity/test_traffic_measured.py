@@ -8,10 +8,10 @@ from unittest import mock
 import pytest
 import torch
 
-from parallel_attn import AttentionPlan, KVPrefix, ParallelAttention, Request, local_rows
+from parallel_attn import AttentionPlan, Heads, KVPrefix, ParallelAttention, Request, local_rows
 from parallel_attn.exchange import Axis
+from parallel_attn.exchange.traffic import AttentionGeometry, ulysses_sent_bytes
 from parallel_attn.mesh import init_ulysses_mesh
-from parallel_attn.traffic import AttentionGeometry, ulysses_sent_bytes
 
 ROWS = (1, 2, 64, 107)
 HEADS = ((2, 2), (6, 2))  # query and KV heads of one rank
@@ -43,9 +43,7 @@ def _check(rank: int, world_size: int, dtype: torch.dtype) -> None:
             ParallelAttention(plan)(q, k, v, prefix=prefix, request=request)
         geometry = AttentionGeometry(
             rows=rows,
-            query_heads=query_heads,
-            kv_heads=kv_heads,
-            head_dim=16,
+            heads=Heads(query=query_heads, kv=kv_heads, head_dim=16),
             batch=batch,
             bytes_per_element=dtype.itemsize,
         )

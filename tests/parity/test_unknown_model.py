@@ -12,9 +12,9 @@ from torch._dynamo.utils import counters
 from models import ModelPlan, parallelize
 from parallel_attn import UnsupportedError
 from parallel_attn.mesh import init_ulysses_mesh
-from tests.model_parity import assert_parity, forward
-from tests.small_dit import SmallDiT
-from tests.wan_inputs import tiny_transformer as tiny_wan
+from tests.support.model_parity import assert_parity, forward
+from tests.support.small_dit import SmallDiT
+from tests.support.wan_inputs import tiny_transformer as tiny_wan
 
 PAGE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from parallel_attn.mesh import init_ulysses_mesh
-from tests.model_parity import assert_parity, assert_pipeline_parity
-from tests.wan_inputs import folder, forward_arguments, generate, pipeline, tiny_transformer
+from tests.support.model_parity import assert_parity, assert_pipeline_parity
+from tests.support.wan_inputs import folder, forward_arguments, generate, pipeline, tiny_transformer
 
 REQUESTS = {
     "aligned": dict(grid=(3, 4, 8)),

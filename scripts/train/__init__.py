@@ -1,0 +1,1 @@
+"""Training the pocket model: drawn clips, codec, transformer, evaluation and export."""
