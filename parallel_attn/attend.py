@@ -42,7 +42,7 @@ def attend(
         # One sample: the layout the kernel allocates is the send layout.
         keys = first.lengths.keys
         out, selection = _sparse(first, q, k[:, :keys], v[:, :keys], None, first_head)
-        return out.transpose(0, 1).contiguous(), selection.mean_share_kept()
+        return out.transpose(0, 1).contiguous(), selection.share_kept
     out = empty_buffer(q, rows, q.shape[0], q.shape[2], v.shape[3])
     if not whole:
         out.zero_()
@@ -55,7 +55,7 @@ def attend(
             assert part.dense is not None
             _dense(part.dense, q_part, k_part, v_part, to)
         else:
-            shares.append(_sparse(part, q_part, k_part, v_part, to, first_head)[1].mean_share_kept())
+            shares.append(_sparse(part, q_part, k_part, v_part, to, first_head)[1].share_kept)
     return out, sum(shares) / len(shares) if shares else None
 
 

@@ -26,7 +26,7 @@ from .checks import check_prefix, check_shards
 from .config import AttentionConfig
 from .errors import require
 from .request import Lengths, Request
-from .strategy import BlockSparse, CurrentStrategy
+from .strategy import BlockSparse, Now
 
 MOST_KEPT = 64
 """Kinds of calls whose work is kept; a service that runs many shapes begins anew with the next one."""
@@ -62,11 +62,10 @@ class Work:
 class Dispatch:
     """The work of every call of one plan, on one of `degree` ranks."""
 
-    def __init__(self, config: AttentionConfig, *, strategy: CurrentStrategy, degree: int, rank: int) -> None:
+    def __init__(self, config: AttentionConfig, *, degree: int, rank: int) -> None:
         check_backend_names(dense=config.dense_backend, sparse=config.sparse_backend)
         self.config = config
         self.degree, self.rank = degree, rank
-        self._strategy = strategy
         self._kept: dict[tuple, Work] = {}
 
     def clear(self) -> None:
@@ -82,10 +81,11 @@ class Dispatch:
         v: Tensor,
         prefix: tuple[Tensor, Tensor] | None,
         *,
+        now: Now,
         prefix_kept: bool,
     ) -> Work:
         """What will run for local shards [B, s, H, D]; raises for everything wrong with the call."""
-        method = self._strategy.method(layer, request)
+        method = _method(now, layer)
         tensors = (q, k, v) if prefix is None else (q, k, v, *prefix)
         # All that a check of a tensor looks at. A method is told by its identity: it lives as long as its table.
         kind = (request, id(method), prefix_kept, *[(x.shape, x.dtype, x.device, x.layout) for x in tensors])
@@ -96,18 +96,19 @@ class Dispatch:
                 check_prefix(request, k, v, prefix)
             if len(self._kept) == MOST_KEPT:
                 self._kept.clear()
-            work = self._kept[kind] = self.resolve(request, method, operands_of(q, k, v))
+            work = self._kept[kind] = self.resolve(request, layer, operands_of(q, k, v), now=now)
         return work
 
-    def resolve(self, request: Request, method: BlockSparse | None, operands: Operands) -> Work:
+    def resolve(self, request: Request, layer: int, operands: Operands, *, now: Now) -> Work:
         """What will run; raises `UnsupportedError` where no backend does. Nothing is communicated or recorded.
 
         `operands`: those of all ranks together.
         """
-        lengths = request.lengths(operands.batch)
-        for each in lengths:
-            for reachable in self._strategy.reachable(request):
-                self._part(reachable, operands, each, picks={})
+        method, lengths = _method(now, layer), request.lengths(operands.batch)
+        for later in now.reachable:
+            if later is not method:  # what another step or layer needs is refused before the first exchange
+                for each in lengths:
+                    self._part(later, operands, each, picks={})
         picks: dict[str, str] = {}
         parts = tuple(self._part(method, operands, each, picks=picks) for each in lengths)
         return Work(parts, picks, "+".join(sorted({part.path for part in parts})))
@@ -126,6 +127,10 @@ class Dispatch:
         sparse = pick_sparse(self.config.sparse_backend, sparse_call)
         picks[f"{sparse.backend.name}-sparse"] = sparse.why
         return Part(lengths, dense, sparse.backend, method, rows)
+
+
+def _method(now: Now, layer: int) -> BlockSparse | None:
+    return now.methods[layer if len(now.methods) > 1 else 0]
 
 
 def calls_of(

@@ -28,7 +28,7 @@ from .ranks.liveness import liveness_of
 from .ranks.votes import Digest
 from .record import ExecutionRecord
 from .request import Request, local_rows
-from .strategy import BlockSparse, CurrentStrategy, StepClock, Strategy
+from .strategy import BlockSparse, CurrentStrategy, Now, StepClock, Strategy
 
 
 class KeptPrefix:
@@ -72,7 +72,7 @@ class AttentionPlan:
         self.clock.on_start.append(self.record.clear)
         self.strategy = CurrentStrategy(Strategy.of(strategy), layers=layers, clock=self.clock)
         degree, rank = self.axis.degree, self.axis.rank
-        self.dispatch = Dispatch(self.config, strategy=self.strategy, degree=degree, rank=rank)
+        self.dispatch = Dispatch(self.config, degree=degree, rank=rank)
         self.clock.on_start.append(self.dispatch.clear)
         self.request: Request | None = None
         self.kept_prefix: KeptPrefix | None = None
@@ -87,10 +87,11 @@ class AttentionPlan:
         """
         self.request, self.kept_prefix = request, kept_prefix
         try:
-            self.strategy.check_step()
+            now = self.strategy.now(request)
         except Exception as error:
             self.peers.vote(error)
-        self.peers.vote(self._digest(request, about))
+            raise
+        self.peers.vote(self._digest(request, now, about))
         return local_rows(request.rows, degree=self.axis.degree, rank=self.axis.rank)
 
     def begin_call(
@@ -109,13 +110,15 @@ class AttentionPlan:
         try:
             require(refused)
             require_no_grad(q, k, v, *(prefix or ()))
-            self._work(layer, q, k, v, prefix)
+            now = self.strategy.now(request)
+            self._work(request, layer, q, k, v, prefix, now=now)
         except Exception as error:
             self.peers.vote(error)
+            raise
         batch, _, heads, head_dim = q.shape
         shape = {"batch": batch, "query heads": heads, "KV heads": k.shape[2], "head_dim": head_dim}
         about = {"layer": layer, "dtype": str(q.dtype), **shape, "value head_dim": v.shape[3]}
-        self.peers.vote(self._digest(request, about))
+        self.peers.vote(self._digest(request, now, about))
 
     def end(self) -> None:
         """The request's forward is over: nothing of it stays."""
@@ -124,7 +127,7 @@ class AttentionPlan:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
         """One attention call on local shards [B, s, H, D]; returns [B, s, Hq, Dv] contiguous."""
         request = self._running()
-        work = self._work(layer, q, k, v, prefix)
+        work = self._work(request, layer, q, k, v, prefix, now=self.strategy.now(request))
         # Nothing above has communicated, and nothing below refuses.
         with self.peers.call():
             q, k, v = self.gather_heads(layer, q, k, v, prefix)
@@ -155,12 +158,22 @@ class AttentionPlan:
         self.record.picks[pick.backend.name] = pick.why
         return pick.backend.attend(q, k, v, causal=True).contiguous()
 
-    def _work(self, layer: int, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Work:
-        work = self.dispatch.work(self._running(), layer, q, k, v, prefix, prefix_kept=self._prefix_is_kept())
+    def _work(
+        self,
+        request: Request,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        prefix: tuple[Tensor, Tensor] | None,
+        *,
+        now: Now,
+    ) -> Work:
+        work = self.dispatch.work(request, layer, q, k, v, prefix, now=now, prefix_kept=self._prefix_is_kept())
         self.record.picks |= work.picks
         return work
 
-    def _digest(self, request: Request, about: Digest) -> Digest:
+    def _digest(self, request: Request, now: Now, about: Digest) -> Digest:
         """What every rank must share before the first exchange of a request."""
         group = self.axis.group
         if group is None or self.axis.degree == 1:
@@ -172,7 +185,7 @@ class AttentionPlan:
             "plan": self._number,
             "dense backend": self.config.dense_backend,
             "sparse backend": self.config.sparse_backend,
-            **self.strategy.digest(request),
+            **now.digest,
             "call": self.peers.calls_entered,
             "step": self.clock.step,
             "text kept": self._prefix_is_kept(),

@@ -166,7 +166,7 @@ def _require_counts(name: str, value: int | tuple[int, ...], *, lowest: int) -> 
 
 
 def _per_sample(name: str, value: int | tuple[int, ...], batch: int) -> tuple[int, ...]:
-    counts = _as_tuple(value)
+    counts = value if isinstance(value, tuple) else (value,)
     if len(counts) not in (1, batch):
         raise ValueError(f"{name} names {len(counts)} samples, the batch has {batch}")
     return counts * batch if len(counts) == 1 else counts

@@ -86,7 +86,7 @@ def resolve_execution_path(context: ExecutionContext, *, plan: AttentionPlan, la
             pick = pick_dense(plan.config.dense_backend, call)
             path, picks = f"{pick.backend.name} replicated", {pick.backend.name: pick.why}
         else:
-            work = plan.dispatch.resolve(context.request, plan.strategy.peek(layer, context.request), context)
+            work = plan.dispatch.resolve(context.request, layer, context, now=plan.strategy.look(context.request))
             path, picks = work.path, work.picks
     except UnsupportedError as error:
         return _result(context, "attention", reasons=[str(refusal) for refusal in error.refusals])

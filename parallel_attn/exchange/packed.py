@@ -72,7 +72,7 @@ def _with_spare_rows(x: Tensor, spare: int) -> Tensor:
 def _scatter_aligned(q: Tensor, k: Tensor, v: Tensor, *, request: Request, axis: Axis) -> tuple[Tensor, Tensor, Tensor]:
     degree, (batch, local) = axis.degree, q.shape[:2]
     parts = [_Part(x, degree) for x in (q, k, v)]
-    width = sum(part.width for part in parts)
+    width = sum([part.width for part in parts])
     recv = empty_buffer(q, request.rows + request.replicated_rows, batch, width)
     rows = recv[: request.rows]
     send = empty_buffer(q, degree, local, batch, width)
@@ -95,9 +95,9 @@ def _scatter_unaligned(
 
     send = empty_buffer(q, degree, sizes[axis.rank])
     q_piece, kv_piece = _pieces(send, q.shape[1], k.shape[1], batch, q_part.width, kv_width)
-    q_part.pack(q_piece)
-    for part, piece in zip(parts[1:], kv_piece.split([k_part.width, v_part.width], dim=3), strict=True):
-        part.pack(piece)
+    with profiled("pack"):
+        for part, piece in zip(parts, (q_piece, *kv_piece.split([k_part.width, v_part.width], dim=3)), strict=True):
+            part.pack(piece)
     recv = empty_buffer(q, sum(sizes))
     axis.all_to_all(recv, send.view(-1), sizes, [sizes[axis.rank]] * degree)
 
@@ -114,17 +114,17 @@ def _scatter_unaligned(
 
 def _pack(parts: list[_Part], send_PsBW: Tensor) -> None:
     """Write q, k and v side by side for every rank."""
-    if send_PsBW.is_cuda:
-        from .copy_triton import pack
+    with profiled("pack"):
+        if send_PsBW.is_cuda:
+            from .copy_triton import pack
 
-        q, k, v = (part.x_BsHD for part in parts)
-        with profiled("pack"):
+            q, k, v = (part.x_BsHD for part in parts)
             pack(q, k, v, send_PsBW, degree=parts[0].degree)
-        return
-    start = 0
-    for part in parts:
-        part.pack(send_PsBW.narrow(3, start, part.width))
-        start += part.width
+            return
+        start = 0
+        for part in parts:
+            part.pack(send_PsBW.narrow(3, start, part.width))
+            start += part.width
 
 
 class _Part:
@@ -138,8 +138,7 @@ class _Part:
 
     def pack(self, send_PsBW: Tensor) -> None:
         per_rank = self.x_BsHD.unflatten(2, (self.degree, self.heads))
-        with profiled("pack"):
-            send_PsBW.unflatten(3, (self.heads, self.head_dim)).copy_(per_rank.permute(2, 1, 0, 3, 4))
+        send_PsBW.unflatten(3, (self.heads, self.head_dim)).copy_(per_rank.permute(2, 1, 0, 3, 4))
 
     def view(self, rows_SBW: Tensor) -> Tensor:
         return rows_SBW.unflatten(2, (self.heads, self.head_dim)).transpose(0, 1)

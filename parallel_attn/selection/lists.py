@@ -9,7 +9,7 @@ ways only: selectors of this package build valid ones and pay for host checks al
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -44,6 +44,10 @@ class Selection:
     """Every list keeps all of its N' entries, so a kernel need not read `counts`; False says nothing."""
     made_by: str
     """What built the lists, for the record of what ran."""
+    key_blocks: int = field(init=False)
+    """KV blocks there are, kept or not."""
+    share_kept: float | Tensor = field(init=False)
+    """Realized share of KV blocks kept by all heads together: a float where the host knows it, else a scalar there."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.dense_query_rows < self.query_rows:
@@ -53,6 +57,7 @@ class Selection:
             )
         if self.key_rows < 1:
             raise ValueError(f"key_rows must be at least 1, got {self.key_rows}")
+        object.__setattr__(self, "key_blocks", self.geometry.key_blocks(self.key_rows))
         for name, lists, dims in (("indices", self.indices, 4), ("counts", self.counts, 3)):
             if lists.dtype != torch.int32 or lists.dim() != dims:
                 raise ValueError(
@@ -75,11 +80,8 @@ class Selection:
             raise ValueError(f"indices have lists of {shape[3]} entries, there are {self.key_blocks} KV blocks")
         if not (self.indices.is_contiguous() and self.counts.is_contiguous()):
             raise ValueError("indices and counts must be contiguous; call .contiguous() on them")
-
-    @property
-    def key_blocks(self) -> int:
-        """KV blocks there are, kept or not."""
-        return self.geometry.key_blocks(self.key_rows)
+        share = shape[3] / self.key_blocks if self.uniform else self.counts.float().mean() / self.key_blocks
+        object.__setattr__(self, "share_kept", share)
 
     def shares_kept(self) -> Tensor:
         """Realized share of KV blocks kept by each query head, over batch and query blocks: fp32 [Hq].
@@ -87,12 +89,6 @@ class Selection:
         Dense query rows are not counted. Stays on the device; reading it on the host waits for the selection.
         """
         return self.counts.float().mean(dim=(0, 2)) / self.key_blocks
-
-    def mean_share_kept(self) -> float | Tensor:
-        """Realized share of KV blocks kept by all of them together: a float where the host knows, else a scalar."""
-        if self.uniform:
-            return self.indices.shape[3] / self.key_blocks
-        return self.counts.float().mean() / self.key_blocks
 
     @classmethod
     def checked(

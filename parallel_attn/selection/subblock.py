@@ -149,7 +149,7 @@ class SubBlock:
             )
         longest = max(q.shape[1], key_rows)
         ranges = protected_blocks(protected, geometry=geometry, key_rows=key_rows)
-        kept = sum(stop - start for start, stop in ranges)
+        kept = sum([stop - start for start, stop in ranges])
         return SelectionTask(
             geometry=geometry,
             query_rows=query_rows,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from .budget import Quota
@@ -38,21 +38,18 @@ class SelectionTask:
     protected: tuple[RowRange, ...]
     """Ranges of protected KV blocks, disjoint and ascending."""
     workspace_bytes: int
+    query_blocks: int = field(init=False)
+    """Query blocks, the ragged last one included."""
+    key_blocks: int = field(init=False)
+    """KV blocks, the ragged last one included."""
+    list_entries: int = field(init=False)
+    """Entries of the longest list: the protected blocks and the largest quota."""
 
-    @property
-    def query_blocks(self) -> int:
-        """Query blocks, the ragged last one included."""
-        return self.geometry.query_blocks(self.query_rows)
-
-    @property
-    def key_blocks(self) -> int:
-        """KV blocks, the ragged last one included."""
-        return self.geometry.key_blocks(self.key_rows)
-
-    @property
-    def list_entries(self) -> int:
-        """Entries of the longest list: the protected blocks and the largest quota."""
-        return sum(stop - start for start, stop in self.protected) + max(self.quota.highest)
+    def __post_init__(self) -> None:
+        entries = sum([stop - start for start, stop in self.protected]) + max(self.quota.highest)
+        object.__setattr__(self, "query_blocks", self.geometry.query_blocks(self.query_rows))
+        object.__setattr__(self, "key_blocks", self.geometry.key_blocks(self.key_rows))
+        object.__setattr__(self, "list_entries", entries)
 
     def chunks(self, heads: int, *, bytes_per_row: int) -> Iterator[tuple[slice, slice]]:
         """Cut (heads, query blocks) into pieces whose scores fit the workspace; a row is one query block of a head.

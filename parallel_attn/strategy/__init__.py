@@ -1,7 +1,7 @@
 """Which attention runs in which denoising step and layer: the rule, the clock, and the rule as it stands now."""
 
 from .clock import StepClock
-from .current import CurrentStrategy
+from .current import CurrentStrategy, Now
 from .document import document_of, strategy_from
 from .layout import Layout
 from .parse import read_document
@@ -19,6 +19,7 @@ __all__ = [
     "CurrentStrategy",
     "Decay",
     "Layout",
+    "Now",
     "Policy",
     "Range",
     "Roles",

@@ -7,15 +7,27 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..request import Request
 from .clock import StepClock
 from .presets import BlockSparse
 from .ranges import DENSE
 from .strategy import Strategy, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What one step runs."""
+
+    methods: tuple[BlockSparse | None, ...]
+    """Of every layer, None for dense; one entry where all layers are alike."""
+    reachable: tuple[BlockSparse | None, ...]
+    """One method for each kind of backend call that all steps and layers of the request need."""
+    digest: Mapping[str, str]
+    """What ranks must share about it, as short as can be."""
 
 
 class CurrentStrategy:
@@ -34,6 +46,7 @@ class CurrentStrategy:
         self._clocked: Table | None = None
         self._rehearsed: Table | None = None
         self._short_steps: set[int] = set()
+        self._nows: dict[tuple[int | None, bool], Now] = {}
         self._reachable = () if self._unclocked is None else _kinds(self._unclocked)
         clock.on_start.append(self._start)
 
@@ -42,38 +55,27 @@ class CurrentStrategy:
         if self.layers is not None and not 0 <= layer < self.layers:
             raise ValueError(f"layer {layer} is not one of the plan's {self.layers} layers")
 
-    def check_step(self) -> None:
-        """Raise RuntimeError where steps differ and none is running."""
-        self._now()
-
-    def method(self, layer: int, request: Request) -> BlockSparse | None:
-        """The method of `layer`, None for dense; notes that this step ran a short request."""
+    def now(self, request: Request) -> Now:
+        """What runs in this step; notes where the request is a short one. RuntimeError where steps differ and none is
+        running."""
         if self._clock.step is not None and self._is_short(request):
             self._short_steps.add(self._clock.step)
-        return self.peek(layer, request)
+        return self.look(request)
 
-    def peek(self, layer: int, request: Request) -> BlockSparse | None:
+    def look(self, request: Request) -> Now:
         """The same for a request that may never run."""
-        table, row = self._now()
-        if self._is_short(request):
-            return None
-        return table.presets.get(row[0 if self.layers is None else layer])
+        table, row = self._in_force()
+        short = self._is_short(request)
+        now = self._nows.get((self._clock.step, short))
+        if now is None:
+            now = self._nows[self._clock.step, short] = self._resolve(
+                table, (DENSE,) * len(row) if short else row, short
+            )
+        return now
 
-    def reachable(self, request: Request) -> tuple[BlockSparse | None, ...]:
-        """One method for each kind of backend call that the steps and layers of the request need."""
-        if self._is_short(request):
-            return (None,)
-        return self._reachable
-
-    def digest(self, request: Request) -> dict[str, str]:
-        """What ranks must share about the step being run, as short as can be."""
-        table, row = self._now()
-        if self._is_short(request):
-            row = (DENSE,)
-        runs = [f"{name} x{len(list(run))}" for name, run in itertools.groupby(row)]
-        presets = {name: table.presets[name] for name in sorted(set(row) - {DENSE})}
-        order = self.rule.token_order
-        return {"method": ", ".join(runs), "presets": repr(presets), "token order": order}
+    def check_step(self) -> None:
+        """Raise RuntimeError where steps differ and none is running."""
+        self._in_force()
 
     def planned(self) -> Table:
         """Steps x layers of the last clocked request, dense in the steps whose forwards were below `min_rows`."""
@@ -91,7 +93,17 @@ class CurrentStrategy:
         finally:
             self._rehearsed = None
 
-    def _now(self) -> tuple[Table, tuple[str, ...]]:
+    def _resolve(self, table: Table, row: tuple[str, ...], short: bool) -> Now:
+        """What a row of the table is, with the methods behind its names."""
+        runs = [f"{name} x{len(list(run))}" for name, run in itertools.groupby((DENSE,) if short else row)]
+        presets = {name: table.presets[name] for name in sorted(set(row) - {DENSE})}
+        return Now(
+            methods=tuple(table.presets.get(name) for name in row),
+            reachable=(None,) if short else self._reachable,
+            digest={"method": ", ".join(runs), "presets": repr(presets), "token order": self.rule.token_order},
+        )
+
+    def _in_force(self) -> tuple[Table, tuple[str, ...]]:
         """The table in force and its row."""
         step = self._clock.step
         if step is not None:
@@ -112,6 +124,7 @@ class CurrentStrategy:
         total, rehearsed = self._clock.total, self._rehearsed
         assert total is not None
         self._short_steps.clear()
+        self._nows.clear()
         self._clocked = None
         if rehearsed is not None:
             missing = total - len(rehearsed.rows)

@@ -44,7 +44,7 @@ def calibrate(pipeline: Any, method: BlockSparse, settings: Settings, *, cells: 
 
     def measure(_: Cell, seen: Captured) -> None:
         shares.append(torch.stack([seen.select(each).shares_kept().cpu() for each in by_mass]))
-        wanted.append(float(seen.select(method).mean_share_kept()))
+        wanted.append(float(seen.select(method).share_kept))
 
     watch_dense_run(pipeline, settings, cells, measure, token_order="raster", mesh=None)
     return settle(torch.stack(shares).mean(0), sum(wanted) / len(wanted))

@@ -40,7 +40,7 @@ class SparseCall(Operands):
         tensors and the selection do not belong together, or a last stride is not 1.
         """
         given = {"q": q, "k": k, "v": v}
-        if any(x.dim() != 4 for x in given.values()):
+        if not q.dim() == k.dim() == v.dim() == 4:
             raise ValueError(f"q, k and v must be [batch, rows, heads, head_dim], got {_shapes(given)}")
         batch, query_rows, query_heads, head_dim = q.shape
         k_batch, key_rows, kv_heads, k_dim = k.shape

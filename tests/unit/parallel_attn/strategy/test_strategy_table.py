@@ -130,27 +130,27 @@ def test_the_clock_says_which_row_is_in_force():
     clock.start(9)
     seen = []
     while clock.step is not None:
-        seen.append(current.method(1, request) is not None)
+        seen.append(current.now(request).methods[1] is not None)
         clock.advance()
     assert seen == [False] * 2 + [True] * 7
     with pytest.raises(RuntimeError, match="no step is running"):
-        current.method(1, request)
+        current.now(request).methods[1]
 
 
 def test_short_requests_are_dense_and_planned_so():
     clock = StepClock()
     current = CurrentStrategy(strategy("0-", "0-", min_rows=33), layers=2, clock=clock)
     clock.start(9)
-    assert current.method(0, Request(rows=64, valid_rows=(33, 10))) is not None
+    assert current.now(Request(rows=64, valid_rows=(33, 10))).methods[0] is not None
     clock.advance()
-    assert current.method(0, Request(rows=64, valid_rows=(32, 10))) is None
+    assert current.now(Request(rows=64, valid_rows=(32, 10))).methods[0] is None
     assert current.planned().rows[:3] == ((S, S), (D, D), (S, S))
-    assert current.digest(Request(rows=32)) == {
+    assert current.now(Request(rows=32)).digest == {
         "method": "dense x1",
         "presets": "{}",
         "token order": "raster",
     }
-    assert current.digest(Request(rows=33))["method"] == "sparse x2"
+    assert current.now(Request(rows=33)).digest["method"] == "sparse x2"
 
 
 def test_a_start_that_fails_leaves_no_request_running():
@@ -176,7 +176,7 @@ def test_every_kind_of_call_of_a_request_is_reachable():
         Strategy(presets=presets, layouts=layouts, schedule=schedule, min_rows=8), layers=1, clock=clock
     )
     clock.start(4)
-    assert set(map(repr, current.reachable(Request(rows=8)))) == set(map(repr, presets.values()))
-    assert current.reachable(Request(rows=7)) == (None,)
+    assert set(map(repr, current.now(Request(rows=8)).reachable)) == set(map(repr, presets.values()))
+    assert current.now(Request(rows=7)).reachable == (None,)
     clock.start(5)
-    assert None in current.reachable(Request(rows=8))
+    assert None in current.now(Request(rows=8)).reachable
