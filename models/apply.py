@@ -11,13 +11,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from parallel_attn import AttentionConfig, AttentionPlan, BlockSparse, ParallelAttention, Strategy
-from parallel_attn.errors import Refusal, refuse, require
+from parallel_attn.errors import Refusal, require
 
 from .cosmos3 import COSMOS3
 from .handle import Handle
 from .loop import HOOK_NAME, ForwardHook, Loop
 from .minimax_h3 import MINIMAX_H3
 from .model_plan import ModelPlan, Seams
+from .model_refusals import refuse
 from .qwen_image import QWEN_IMAGE
 from .recipes import policy_of
 from .scheduler import bind_pipeline, bind_scheduler

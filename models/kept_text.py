@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parallel_attn.errors import refuse, require
+from parallel_attn.errors import require
 from parallel_attn.plan import KeptPrefix
 
 from .known_tensors import SameTensors, version
 from .loop import Loop
+from .model_refusals import refuse
 
 
 @dataclass(slots=True)

@@ -15,9 +15,10 @@ from diffusers.hooks.hooks import BaseState, ModelHook, StateManager
 from torch import nn
 
 from parallel_attn import AttentionPlan
-from parallel_attn.errors import refuse, require
+from parallel_attn.errors import require
 
 from .model_plan import Seams
+from .model_refusals import refuse
 
 HOOK_NAME = "parallel_attn"
 

@@ -11,9 +11,10 @@ from torch import nn
 from offload import LayerwiseOffload, ModelOffload, OffloadConfig, OffloadRefusedError
 from offload.agree import Agree
 from offload.device import Backend, backend_for
-from parallel_attn.errors import refuse, require
+from parallel_attn.errors import require
 
 from .apply import PLANS
+from .model_refusals import refuse
 
 
 class PipelineOffload(ModelOffload):
@@ -67,7 +68,9 @@ def offload_pipeline(
     bare = isinstance(model, nn.Module)
     transformer = model if bare else model.transformer
     if bare and config.mode == "model":
-        raise ValueError("offload.mode model needs a pipeline: a single transformer has nobody to take turns with")
+        raise ValueError(
+            "OffloadConfig.mode model needs a pipeline: a single transformer has no one to take turns with"
+        )
     backend, options = backend_for(device), {"local_ranks": local_ranks, "agree": agree}
     layerwise = None
     try:

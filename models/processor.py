@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from parallel_attn import ParallelAttention
-from parallel_attn.errors import refuse, require
+from parallel_attn.errors import require
+
+from .model_refusals import refuse
 
 
 class ParallelProcessor:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from parallel_attn import KVPrefix, Request
-from parallel_attn.errors import refuse, require
+from parallel_attn.errors import require
 
 from .model_plan import ModelPlan, equal_heads
+from .model_refusals import refuse
 from .processor import ParallelProcessor
 from .rotary import rotate_pairs
 from .seams import RowSeams

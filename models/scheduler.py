@@ -13,8 +13,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from parallel_attn.errors import refuse, require
+from parallel_attn.errors import require
 from parallel_attn.strategy.clock import StepClock
+
+from .model_refusals import refuse
 
 
 def bind_scheduler(scheduler: Any, clock: StepClock) -> Callable[[], None]:

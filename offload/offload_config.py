@@ -19,13 +19,17 @@ class OffloadConfig:
 
     def __post_init__(self) -> None:
         if self.resident_blocks is not None and self.resident_blocks < 0:
-            raise ValueError(f"offload.resident-blocks must not be negative, got {self.resident_blocks}")
+            raise ValueError(f"OffloadConfig.resident_blocks must not be negative, got {self.resident_blocks}")
         if self.gpu_budget_gib is not None and not self.gpu_budget_gib > 0:
-            raise ValueError(f"offload.gpu-budget-gib must be above 0, got {self.gpu_budget_gib}")
-        given = {"resident-blocks": self.resident_blocks, "gpu-budget-gib": self.gpu_budget_gib}
+            raise ValueError(f"OffloadConfig.gpu_budget_gib must be above 0, got {self.gpu_budget_gib}")
+        given = {"resident_blocks": self.resident_blocks, "gpu_budget_gib": self.gpu_budget_gib}
         given = {name: value for name, value in given.items() if value is not None}
         if len(given) == 2:
-            raise ValueError(f"offload.resident-blocks and offload.gpu-budget-gib exclude each other, got {given}")
+            raise ValueError(
+                f"OffloadConfig.resident_blocks and OffloadConfig.gpu_budget_gib exclude each other, got {given}"
+            )
         if given and self.mode not in ("layerwise", "distributed"):
             (name,) = given
-            raise ValueError(f"offload.{name} needs offload.mode layerwise, got offload.mode {self.mode}")
+            raise ValueError(
+                f"OffloadConfig.{name} needs OffloadConfig.mode layerwise, got OffloadConfig.mode {self.mode}"
+            )

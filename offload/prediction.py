@@ -52,6 +52,6 @@ def residents_within(budget: int, *, block_bytes: list[int], other_bytes: int) -
         if needed <= budget:
             return resident
     raise ValueError(
-        f"offload.gpu-budget-gib {budget / 2**30:.2f} is too small: what must stay on the device and the slots of the "
-        f"streamed blocks need {needed / 2**30:.2f} GiB"
+        f"OffloadConfig.gpu_budget_gib {budget / 2**30:.2f} is too small: what must stay on the device and the slots "
+        f"of the streamed blocks need {needed / 2**30:.2f} GiB"
     )

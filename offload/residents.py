@@ -31,12 +31,12 @@ def choose_residents(
     """Indices of the blocks that stay on the device; raises ValueError for a number or a budget that cannot be."""
     if gpu_budget_gib is not None:
         if resident_blocks is not None:
-            raise ValueError("offload.resident-blocks and offload.gpu-budget-gib exclude each other")
+            raise ValueError("OffloadConfig.resident_blocks and OffloadConfig.gpu_budget_gib exclude each other")
         split = split_tensors([model], blocks)
         sizes = [sum(tensor.nbytes for _, tensor in named) for named in split.streamed]
         other = sum(tensor.nbytes for tensor in split.resident)
         resident_blocks = residents_within(int(gpu_budget_gib * 2**30), block_bytes=sizes, other_bytes=other)
     resident_blocks = resident_blocks or 0
     if not 0 <= resident_blocks <= len(blocks):
-        raise ValueError(f"offload.resident-blocks {resident_blocks}: the model has {len(blocks)} blocks")
+        raise ValueError(f"OffloadConfig.resident_blocks {resident_blocks}: the model has {len(blocks)} blocks")
     return spread(len(blocks), resident_blocks)

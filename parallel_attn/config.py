@@ -36,9 +36,9 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         for name in ("ulysses", "ring", "allgather", "tensor", "cfg"):
             if getattr(self, name) < 1:
-                raise ValueError(f"parallel.{name} must be at least 1, got {getattr(self, name)}")
+                raise ValueError(f"ParallelConfig.{name} must be at least 1, got {getattr(self, name)}")
         if not self.stall_timeout > 0:
-            raise ValueError(f"parallel.stall-timeout must be above 0 seconds, got {self.stall_timeout}")
+            raise ValueError(f"ParallelConfig.stall_timeout must be above 0 seconds, got {self.stall_timeout}")
 
     def refusals(self, *, world_size: int | None = None) -> list[Refusal]:
         """Every refused setting; with `world_size`, also a world size other than the degree."""

@@ -44,6 +44,7 @@ from .explained.explain_paths import Arch, attention_paths, path_table
 from .explained.explain_schedule import draw, resolve, schedule_table, source_table
 from .run import launch
 from .run.settings import Settings
+from .run.spelling import spelled_error, spelled_refusal
 
 Bytes = dict[str, dict[int, int]]
 SENT: dict[str, Callable[..., int]] = {
@@ -109,10 +110,10 @@ def main(settings: ExplainSettings) -> tuple[dict[str, Any], int]:
     for table in (path_table(paths), source_table(policy), schedule_table(schedule, policy), *warnings):
         console.print(table)
     if refused:
-        console.print(str(UnsupportedError(refused)))
+        console.print(str(spelled_error(UnsupportedError(refused))))
     document = {
         "model": settings.model,
-        "refused": [asdict(refusal) for refusal in refused],
+        "refused": [asdict(spelled_refusal(refusal)) for refusal in refused],
         "legal_degrees": legal,
         "rows": rows,
         "paths": paths,

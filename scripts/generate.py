@@ -34,11 +34,12 @@ from models.offloading import offload_pipeline
 from models.shapes import shape_of_checkpoint
 from offload import LayerwiseOffload, ModelOffload
 from parallel_attn import Strategy, init_ulysses_mesh
-from parallel_attn.errors import refuse, require
+from parallel_attn.errors import require
 
 from .run import launch, media
 from .run.pipelines import PipelineForm, pipeline_form
 from .run.settings import Settings
+from .run.spelling import refuse
 from .run.trace import tracing
 
 

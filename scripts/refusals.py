@@ -1,11 +1,20 @@
-"""Print the page of everything that is refused, from the table that raises it.
+"""Print the page of everything that is refused, from the tables that raise it.
 
 python -m scripts.refusals > REFUSALS.md
 """
 
 from __future__ import annotations
 
-from parallel_attn.errors import table
+from models import model_refusals
+from parallel_attn import Refusal, errors
+
+from .run import spelling
+
+
+def rows() -> list[Refusal]:
+    """Every refusal of the layer, of models and of commands, as a command line spells it."""
+    tables = (errors.refuse, model_refusals.refuse, spelling.refuse)
+    return [spelling.spelled_refusal(row) for table in tables for row in table.rows(placeholder="…")]
 
 
 def page() -> str:
@@ -18,7 +27,7 @@ def page() -> str:
         "",
         "| code | what | why | instead |",
         "|---|---|---|---|",
-        *(f"| {row.code} | {row.what} | {row.why} | {row.instead} |" for row in table(placeholder="…")),
+        *(f"| {row.code} | {row.what} | {row.why} | {row.instead} |" for row in rows()),
     ]
     return "\n".join(lines) + "\n"
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from parallel_attn.errors import refuse, require
+from parallel_attn.errors import require
 
 from ..apply import PLANS
 from ..model_plan import ModelPlan
+from ..model_refusals import refuse
 from .folder import read_index, read_object
 
 

@@ -37,7 +37,7 @@ def check_backend_names(*, dense: str, sparse: str) -> None:
     for kind, name, backends in (("dense", dense, DENSE_BACKENDS), ("sparse", sparse, SPARSE_BACKENDS)):
         if name != "auto" and name not in backends:
             known = ", ".join(("auto", *backends))
-            raise ValueError(f"attention.{kind}-backend {name!r} is unknown; known backends: {known}")
+            raise ValueError(f"AttentionConfig.{kind}_backend {name!r} is unknown; known backends: {known}")
 
 
 @lru_cache(maxsize=256)
@@ -66,7 +66,7 @@ def _pick(candidates: Sequence[Any], name: str, call: DenseCall | SparseCall, pa
             return Pick(backend, "; ".join((why, *against)))
         against.append(f"not {backend.name}: {', '.join(reasons)}")
     kind = "sparse" if path == "block-sparse" else "dense"
-    instead = f"--attention.{kind}-backend auto, which picks one that runs here"
+    instead = f"AttentionConfig.{kind}_backend auto, which picks one that runs here"
     if name == "auto":
-        instead = f"--attention.{kind}-backend reference, the slow oracle"
+        instead = f"AttentionConfig.{kind}_backend reference, the slow oracle"
     raise UnsupportedError([refuse("backend", name=name, path=path, reasons="; ".join(against), instead=instead)])

@@ -74,7 +74,9 @@ def resolve_execution_path(context: ExecutionContext, *, plan: AttentionPlan, la
     if context.machine is not None:
         raise ValueError("a plan runs on the machine of this process: ask resolve_capabilities about another one")
     if context.parallel.ulysses != plan.axis.degree:
-        raise ValueError(f"the context has --parallel.ulysses {context.parallel.ulysses}, the plan {plan.axis.degree}")
+        raise ValueError(
+            f"the context has ParallelConfig.ulysses {context.parallel.ulysses}, the plan {plan.axis.degree}"
+        )
     found = refusals(context)
     if found:
         return _result(context, "attention", reasons=[str(refusal) for refusal in found])

@@ -251,7 +251,7 @@ class Liveness:
 
     def _watch_waiting(self) -> None:
         """Report ranks that do not arrive where this one is, and give up after the stall timeout."""
-        limit = f"within {self.stall_timeout:g} s (--parallel.stall-timeout)"
+        limit = f"within {self.stall_timeout:g} s (ParallelConfig.stall_timeout)"
         own, now, peers = self._own(), self._answered, list(self._peer.items())
         late = {rank: self._late.seconds(rank, place_of(peer), own=own, now=now) for rank, peer in peers}
         for rank, seconds in late.items():

@@ -15,6 +15,7 @@ from parallel_attn.contract import ExecutionContext, resolve_capabilities
 from parallel_attn.exchange.traffic import AttentionGeometry
 
 from ..run.settings import Settings
+from ..run.spelling import spelled
 
 Arch = Literal["cpu", "sm80", "sm90", "sm100", "sm103", "npu", "rocm"]
 MACHINES: dict[str, Machine] = {
@@ -46,7 +47,7 @@ def attention_paths(
         kv_dtype=settings.attention.kv_dtype,
     )
     return [
-        {"attention": name, **asdict(result)}
+        {"attention": name, **asdict(result), "reasons": tuple(map(spelled, result.reasons))}
         for name, method in {"dense": None, **presets}.items()
         for result in resolve_capabilities(context, method=method)
     ]

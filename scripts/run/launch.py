@@ -23,6 +23,8 @@ from parallel_attn import UnsupportedError
 from parallel_attn.ranks.liveness import every_liveness
 from parallel_attn.ranks.votes import AgreementError
 
+from .spelling import spelled, spelled_error
+
 Settings = TypeVar("Settings")
 
 
@@ -69,14 +71,15 @@ def run(main: Callable[[], dict[str, Any] | tuple[dict[str, Any], int]]) -> None
         result = main()
         document, code = result if isinstance(result, tuple) else (result, 0)
     except UnsupportedError as error:
+        error = spelled_error(error)
         document, code = {"refused": [asdict(refusal) for refusal in error.refusals]}, 2
         _say(str(error))
     except ValueError as error:
-        document, code = {"error": str(error)}, 2
-        _say(f"error: {error}")
+        document, code = {"error": spelled(str(error))}, 2
+        _say(f"error: {spelled(str(error))}")
     except AgreementError as error:
         # The data group may wait for a rank that will never come, and would wait in its destructor too.
-        print(f"rank {rank()}: {error}", file=sys.stderr, flush=True)
+        print(f"rank {rank()}: {spelled(str(error))}", file=sys.stderr, flush=True)
         for liveness in every_liveness():
             liveness.close()
         os._exit(1)

@@ -12,10 +12,11 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 
 from models.checkpoints.folder import AS_DATA, read_index
-from parallel_attn.errors import refuse, require
+from parallel_attn.errors import require
 
 from . import h3_form as minimax_h3
 from .settings import Settings
+from .spelling import refuse
 
 FLAGS = ("image", "prompt_embeds", "protect_conditions", "safety_checker")
 """The settings that not every pipeline has a use for."""

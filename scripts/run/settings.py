@@ -8,16 +8,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from models import model_refusals
 from models.model_plan import ModelPlan
 from models.recipes import policy_of
 from offload import OffloadConfig
 from parallel_attn import AttentionConfig, ParallelConfig, Refusal
 from parallel_attn.backends.platform import check_backend_names
-from parallel_attn.errors import refuse
 from parallel_attn.strategy import Policy
 
 from .generation_flags import RequestOptions
 from .outputs import check_output
+from .spelling import SpelledErrors, refuse
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelSettings(SpelledErrors, ParallelConfig):
+    """How the sequence is spread over ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OffloadSettings(SpelledErrors, OffloadConfig):
+    """Where parameters rest between uses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,9 +65,9 @@ class Settings(RequestOptions):
     """The file to write: .mp4, or .png for one frame."""
     trace: Path | None = None
     """Write a Chrome trace of the denoising loop, one file per rank."""
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    parallel: ParallelSettings = field(default_factory=ParallelSettings)
     attention: AttentionSettings = field(default_factory=AttentionSettings)
-    offload: OffloadConfig = field(default_factory=OffloadConfig)
+    offload: OffloadSettings = field(default_factory=OffloadSettings)
 
     def check_files(self, *, writes: bool) -> None:
         """Raise ValueError for a prompt, an input or an output that cannot be what was meant.
@@ -87,7 +98,7 @@ class Settings(RequestOptions):
         if self.compile == "full" and (self.parallel.ulysses > 1 or self.offload.mode != "none"):
             found.append(refuse("full-compile"))
         if self.offload.mode == "distributed":
-            found.append(refuse("distributed-offload"))
+            found.append(model_refusals.refuse("distributed-offload"))
         if self.safety_checker and importlib.util.find_spec("cosmos_guardrail") is None:
             found.append(refuse("safety-checker"))
         return found

@@ -29,7 +29,7 @@ SAID = {
 }
 GIVEN_UP = dict.fromkeys(
     ("sleeps", "sleeps_in_the_exchange", "sleeps_while_others_do_not_wait"),
-    r"rank {r} has not arrived within 12 s \(--parallel.stall-timeout\)",
+    r"rank {r} has not arrived within 12 s \(ParallelConfig.stall_timeout\)",
 )
 """The same, said once the stall timeout is over."""
 NO_ALARM = {"compiles_for_long": 20, "holds_the_interpreter": 8}

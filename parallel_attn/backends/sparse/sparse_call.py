@@ -114,7 +114,7 @@ def admit(backend: Judge, call: SparseCall) -> None:
     reasons = backend.reasons_against(call)
     if reasons:
         words = {"name": backend.name, "path": "block-sparse", "reasons": "; ".join(reasons)}
-        instead = "--attention.sparse-backend auto, which picks one that runs here"
+        instead = "AttentionConfig.sparse_backend auto, which picks one that runs here"
         raise UnsupportedError([refuse("backend", **words, instead=instead)])
 
 

@@ -141,7 +141,7 @@ def test_refusals():
     with pytest.raises(UnsupportedError) as caught:
         offload_pipeline(pipeline(), OffloadConfig(mode="distributed"), device="cpu")
     assert [refusal.code for refusal in caught.value.refusals] == ["distributed-offload"]
-    with pytest.raises(ValueError, match=r"offload.mode model needs a pipeline"):
+    with pytest.raises(ValueError, match=r"OffloadConfig.mode model needs a pipeline"):
         offload_pipeline(tiny_transformer(), MODEL, device="cpu")
     with pytest.raises(UnsupportedError) as caught:
         offload_pipeline(nn.Linear(2, 2), LAYERWISE, device="cpu")

@@ -184,7 +184,7 @@ def test_a_budget_gives_the_most_residents_that_fit():
     assert residents_within(5 + 39, block_bytes=sizes, other_bytes=5) == 0
     assert residents_within(5 + 40, block_bytes=sizes, other_bytes=5) == 1
     assert residents_within(5 + 80, block_bytes=sizes, other_bytes=5) == 8
-    with pytest.raises(ValueError, match="gpu-budget-gib"):
+    with pytest.raises(ValueError, match="gpu_budget_gib"):
         residents_within(24, block_bytes=sizes, other_bytes=5)
 
 
@@ -198,7 +198,7 @@ def test_number_and_budget_reach_the_model():
     assert offload.report()["resident_blocks"] == [1, 4]
     assert offload.report()["slot_bytes"] == 3 * one
     offload.remove()
-    with pytest.raises(ValueError, match="resident-blocks 7: the model has 6"):
+    with pytest.raises(ValueError, match="resident_blocks 7: the model has 6"):
         LayerwiseOffload(model, blocks=model.layers, device=Simulation(), resident_blocks=7)
     offload = LayerwiseOffload(model, blocks=model.layers, device=Simulation(), resident_blocks=6)
     model(torch.randn(2, 6), [(index, True, False) for index in range(6)])
@@ -218,11 +218,11 @@ def test_the_law():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"mode": "layerwise", "resident_blocks": -1}, "resident-blocks must not be negative"),
-        ({"mode": "layerwise", "gpu_budget_gib": 0.0}, "gpu-budget-gib must be above 0"),
+        ({"mode": "layerwise", "resident_blocks": -1}, "resident_blocks must not be negative"),
+        ({"mode": "layerwise", "gpu_budget_gib": 0.0}, "gpu_budget_gib must be above 0"),
         ({"mode": "layerwise", "resident_blocks": 1, "gpu_budget_gib": 1.0}, "exclude each other"),
-        ({"mode": "model", "resident_blocks": 1}, "needs offload.mode layerwise"),
-        ({"gpu_budget_gib": 1.0}, "needs offload.mode layerwise"),
+        ({"mode": "model", "resident_blocks": 1}, "needs OffloadConfig.mode layerwise"),
+        ({"gpu_budget_gib": 1.0}, "needs OffloadConfig.mode layerwise"),
     ],
 )
 def test_settings_that_cannot_be_meant(values, message):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import Cosmos3OmniTransformer, FirstBlockCacheConfig, WanVACETransformer3DModel
 
-from models import parallelize
+from models import model_refusals, parallelize
 from parallel_attn import (
     AttentionConfig,
     AttentionPlan,
@@ -21,7 +22,9 @@ from parallel_attn import (
     legal_degrees,
 )
 from parallel_attn import plan as plan_module
-from scripts.refusals import page
+from scripts.refusals import page, rows
+from scripts.run.settings import OffloadSettings, ParallelSettings
+from scripts.run.spelling import spelled
 from tests.support.cosmos3_inputs import forward_arguments, pipeline, tiny_transformer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -56,7 +59,7 @@ def test_strict_ulysses_alone_is_not_refused():
 
 @pytest.mark.parametrize(("field", "value"), [("ulysses", 0), ("ring", 0), ("tensor", -1), ("stall_timeout", 0.0)])
 def test_numbers_that_cannot_be(field, value):
-    with pytest.raises(ValueError, match=f"parallel.{field.replace('_', '-')} must be .*{value}"):
+    with pytest.raises(ValueError, match=f"ParallelConfig.{field} must be .*{value}"):
         ParallelConfig(**{field: value})
 
 
@@ -64,7 +67,8 @@ def test_attention_settings():
     assert AttentionConfig().refusals() == []
     assert codes(AttentionConfig(kv_dtype="fp8").refusals()) == ["kv-dtype"]
     with pytest.raises(
-        ValueError, match="dense-backend 'fa9' is unknown; known backends: auto, fa4, fa3, reference, sdpa-flash"
+        ValueError,
+        match=r"AttentionConfig\.dense_backend 'fa9' is unknown; known backends: auto, fa4, fa3, reference, sdpa-flash",
     ):
         AttentionPlan(config=AttentionConfig(dense_backend="fa9"))
     with pytest.raises(UnsupportedError, match="kv-dtype"):
@@ -80,12 +84,33 @@ def test_legal_degrees_divide_both_head_counts(heads, legal):
 
 
 def test_every_row_of_the_table_reads_as_a_sentence_and_the_page_shows_it():
-    rows = errors.table(placeholder="…")
-    assert len({row.code for row in rows}) == len(rows) >= 20
-    for row in rows:
+    found = rows()
+    assert len({row.code for row in found}) == len(found) >= 20
+    for row in found:
         assert all((row.what, row.why, row.instead))
         assert str(row) == f"[{row.code}] {row.what}: {row.why}. Instead: {row.instead}."
     assert (ROOT / "REFUSALS.md").read_text() == page(), "python -m scripts.refusals > REFUSALS.md"
+
+
+def test_the_library_names_settings_and_commands_name_flags():
+    in_python = [row for table in (errors.refuse, model_refusals.refuse) for row in table.rows(placeholder="2")]
+    flags = {flag for row in in_python for flag in re.findall(r"--[a-z-]+", str(row))}
+    assert flags == {"--nproc-per-node"}, "only torchrun's own"
+    assert "ParallelConfig.ring 2: ring" in str(ParallelConfig(ring=2).refusals()[0])
+    assert spelled("ParallelConfig.stall_timeout of OffloadConfig") == "--parallel.stall-timeout of OffloadConfig"
+    assert spelled("Strategy.token_order raster") == "--attention.override token_order=raster"
+    told = "\n".join(map(str, rows()))
+    assert not re.search(r"(Parallel|Attention|Offload)Config|Strategy\.", told)
+
+
+def test_a_command_names_the_flag_of_a_value_that_cannot_be():
+    with pytest.raises(ValueError, match=r"^--parallel\.stall-timeout must be above 0"):
+        ParallelSettings(stall_timeout=0)
+    with pytest.raises(
+        ValueError, match=r"^--offload\.resident-blocks needs --offload\.mode layerwise, got --offload\.mode none"
+    ):
+        OffloadSettings(resident_blocks=1)
+    assert ParallelSettings(ulysses=2) == ParallelSettings(ulysses=2) != ParallelSettings()
 
 
 CALLS = [

@@ -99,7 +99,7 @@ def test_offload_is_counted_from_the_config_alone():
         {"all": 32 * block / 50e9, "text": 16 * block / 50e9, "generation": 16 * block / 50e9}
     )
     small = OffloadConfig(mode="layerwise", gpu_budget_gib=1.0)
-    with pytest.raises(ValueError, match=r"gpu-budget-gib 1.00 is too small"):
+    with pytest.raises(ValueError, match=r"gpu_budget_gib 1.00 is too small"):
         main(ExplainSettings(model="cosmos3-nano", dtype="bfloat16", offload=small))
     with pytest.raises(ValueError, match="--h2d-gb-per-s must be above 0"):
         main(ExplainSettings(model="cosmos3-nano", h2d_gb_per_s=0.0))

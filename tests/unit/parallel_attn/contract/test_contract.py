@@ -158,7 +158,7 @@ def test_ulysses_follows_the_rule_of_head_counts(degree, status):
     by_path = {result.path: result.status for result in resolve_capabilities(asked)}
     prefix = "" if degree == 1 else f"ulysses-{degree} "
     assert by_path[f"{prefix}reference"] == status
-    with pytest.raises(ValueError, match=f"the context has --parallel.ulysses {degree + 1}, the plan 1"):
+    with pytest.raises(ValueError, match=f"the context has ParallelConfig.ulysses {degree + 1}, the plan 1"):
         resolve_execution_path(context(parallel=ParallelConfig(ulysses=degree + 1)), plan=AttentionPlan())
 
 
