@@ -18,8 +18,8 @@ from .agree import Agree, together
 from .call_order import CallOrder
 from .device import Backend, backend_for
 from .hooks import Override, Tripwire, forbid, install, is_being_compiled, surround
-from .prediction import predict, slots_for
-from .residents import choose_residents, named_blocks
+from .prediction import predict
+from .residents import choose_residents, named_blocks, slots_for
 from .ring import Groups, Ring, Slot
 from .stats import Stats
 from .store import HostBlock, HostStore

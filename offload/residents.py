@@ -1,4 +1,4 @@
-"""Which blocks of a model stream and which stay: what the user's words come to for this model."""
+"""Which blocks of a model stream and which stay on the device, and how many slots the streamed ones share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from .prediction import residents_within, spread
 from .tensors import split_tensors
 
 
@@ -40,3 +39,29 @@ def choose_residents(
     if not 0 <= resident_blocks <= len(blocks):
         raise ValueError(f"OffloadConfig.resident_blocks {resident_blocks}: the model has {len(blocks)} blocks")
     return spread(len(blocks), resident_blocks)
+
+
+def slots_for(*, blocks: int, resident: int) -> int:
+    """Device slots: two, and a third where resident blocks give slack that two cannot bank."""
+    return min(3 if resident else 2, blocks - resident)
+
+
+def spread(blocks: int, resident: int) -> list[int]:
+    """Indices of the resident blocks, evenly apart: a run of streamed blocks stalls where residents leave a gap."""
+    return [(2 * k + 1) * blocks // (2 * resident) for k in range(resident)]
+
+
+def residents_within(budget: int, *, block_bytes: list[int], other_bytes: int) -> int:
+    """The most resident blocks that fit `budget` bytes beside the slots; raises ValueError where not even 0 do."""
+    blocks = len(block_bytes)
+    for resident in range(blocks, -1, -1):
+        kept = set(spread(blocks, resident)) if resident else set()
+        streamed = [nbytes for index, nbytes in enumerate(block_bytes) if index not in kept]
+        slots = slots_for(blocks=blocks, resident=resident) * max(streamed, default=0)
+        needed = other_bytes + sum(block_bytes) - sum(streamed) + slots
+        if needed <= budget:
+            return resident
+    raise ValueError(
+        f"OffloadConfig.gpu_budget_gib {budget / 2**30:.2f} is too small: what must stay on the device and the slots "
+        f"of the streamed blocks need {needed / 2**30:.2f} GiB"
+    )

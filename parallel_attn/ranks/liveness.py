@@ -79,15 +79,6 @@ class Liveness:
     # --- what the running code says about itself -------------------------------------------------------------------
 
     @contextmanager
-    def in_phase(self, phase: str) -> Iterator[None]:
-        """Say what this rank is doing (load, compile, run): the first two may take as long as they need."""
-        before, self.phase = self.phase, phase
-        try:
-            yield
-        finally:
-            self.phase = before
-
-    @contextmanager
     def exchanging(self) -> Iterator[None]:
         """A collective of the data group is running."""
         before, self.phase, self._waiting_since = self.phase, "exchange", time.monotonic()

@@ -15,8 +15,7 @@ from models.checkpoints.builtin import checkpoint_folder
 from models.checkpoints.builtin_defaults import BUILTIN_NAMES
 from models.checkpoints.transformer_config import read_transformer_config
 from models.model_plan import ModelPlan
-from offload.prediction import slots_for
-from offload.residents import choose_residents, named_blocks
+from offload.residents import choose_residents, named_blocks, slots_for
 from offload.slab import BlockLayout
 from offload.tensors import split_tensors
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from offload import LayerwiseOffload, OffloadConfig, OffloadRefusedError
-from offload.prediction import predict, residents_within, slots_for, spread
+from offload.prediction import predict
+from offload.residents import residents_within, slots_for, spread
 from offload.tensors import all_tensors, split_tensors
 from tests.support.offload_simulation import Blocks, Simulation
 
