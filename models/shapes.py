@@ -1,6 +1,6 @@
 """Sizes of the supported models as data, so that a plan can be explained without a checkpoint.
 
-A shape counts the video or image rows, whose number follows from the request alone; `not_counted` names the rest.
+A shape counts the video or image rows, whose number follows from the generation alone; `not_counted` names the rest.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .cosmos3 import COSMOS3
 from .minimax_h3 import MINIMAX_H3
 from .model_plan import ModelPlan
 from .qwen_image import QWEN_IMAGE
-from .sizes import SIZES, GenerationDefaults
+from .sizes import SIZES, Generation
 from .wan import WAN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """Head counts, depth and row count of one model, and the request it is usually run with."""
+    """Head counts, depth and row count of one model, and the generation it is usually run for."""
 
     name: str
     heads: Heads
     layers: int
     """Layers whose attention is sharded."""
     rows: Callable[[int, int, int], int]
-    """Rows of the sharded sequence of one request: (video frames, height in pixels, width in pixels)."""
+    """Rows of the sharded sequence of one generation: (video frames, height in pixels, width in pixels)."""
     not_counted: str
     """What else attends, in words, and whether it is sharded."""
     frames: int
@@ -48,21 +48,21 @@ def _shape(
     vae: Mapping[str, Any],
     *,
     name: str,
-    request: GenerationDefaults | None = None,
+    generation: Generation | None = None,
 ) -> ModelShape:
-    """The shape of a model with a plan, from the configs of its transformer and its VAE; its released `request`."""
+    """The shape of a model with a plan, from the configs of its transformer and its VAE; its usual `generation`."""
     sizes = SIZES[plan.name]
-    request = request or sizes.released
+    generation = generation or sizes.released
     return ModelShape(
         name=name,
         heads=plan.heads(config),
         layers=config[sizes.depth],
         rows=lambda frames, height, width: sizes.rows(config, *sizes.latents(vae, frames, height, width)),
         not_counted=sizes.not_counted,
-        frames=request.frames,
-        height=request.height,
-        width=request.width,
-        steps=request.steps,
+        frames=generation.frames,
+        height=generation.height,
+        width=generation.width,
+        steps=generation.steps,
     )
 
 
@@ -106,7 +106,7 @@ SHAPES: dict[str, ModelShape] = {shape.name: shape for shape in _SHAPES}
 def shape_of_checkpoint(folder: Path, *, name: str | None = None) -> ModelShape:
     """The shape of a checkpoint folder, from its configs; reads no weights.
 
-    `name`: the model as the user spelled it, whose default request is used; the folder itself by default. Raises
+    `name`: the model as the user spelled it, whose default generation is used; the folder itself by default. Raises
     `UnsupportedError` for a transformer without a plan, ValueError for a folder without the configs.
     """
     plan, config = read_transformer_config(folder)
@@ -118,4 +118,4 @@ def shape_of_checkpoint(folder: Path, *, name: str | None = None) -> ModelShape:
     missing = [key for key in SIZES[plan.name].vae_keys if key not in vae]
     if missing:
         raise ValueError(f"the checkpoint {folder} has no vae/config.json with {' and '.join(missing)}")
-    return _shape(plan, config, vae, name=name or str(folder), request=generation_defaults(name or folder))
+    return _shape(plan, config, vae, name=name or str(folder), generation=generation_defaults(name or folder))

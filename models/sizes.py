@@ -1,4 +1,4 @@
-"""What a request to each model comes to, for the command lines: nothing here is needed to run a model."""
+"""What a generation with each model comes to, for the command lines: nothing here is needed to run a model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GenerationDefaults:
-    """One request to a pipeline; height and width in pixels, `frames` in video frames."""
+class Generation:
+    """One generation with a pipeline; height and width in pixels, `frames` in video frames."""
 
     height: int
     width: int
@@ -30,14 +30,14 @@ def causal_latents(vae: Config, frames: int, height: int, width: int) -> tuple[i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """What a request to one model comes to."""
+    """What a generation with one model comes to."""
 
-    released: GenerationDefaults
-    """The request of the released checkpoint, for whatever a user leaves out."""
+    released: Generation
+    """The generation of the released checkpoint, for whatever a user leaves out."""
     rows: Callable[[Config, int, int, int], int]
-    """Sharded rows of a request: (transformer config, latent frames, latent height, latent width)."""
+    """Sharded rows of a generation: (transformer config, latent frames, latent height, latent width)."""
     latents: Callable[[Config, int, int, int], tuple[int, int, int]] = causal_latents
-    """Latent frames, height and width of a request: (VAE config, video frames, height and width in pixels)."""
+    """Latent frames, height and width of a generation: (VAE config, video frames, height and width in pixels)."""
     vae_keys: tuple[str, ...] = ("scale_factor_temporal", "scale_factor_spatial")
     """What `latents` reads in the VAE's config."""
     depth: str = "num_layers"
@@ -82,26 +82,26 @@ def _wan_rows(config: Config, frames: int, height: int, width: int) -> int:
 
 SIZES: dict[str, Sizes] = {
     "cosmos3": Sizes(
-        released=GenerationDefaults(height=720, width=1280, frames=189, fps=24, steps=35, guidance_scale=6.0),
+        released=Generation(height=720, width=1280, frames=189, fps=24, steps=35, guidance_scale=6.0),
         rows=_cosmos3_rows,
         depth="num_hidden_layers",
         not_counted="text: a replicated prefix, never sharded",
     ),
     "minimax-h3": Sizes(
-        released=GenerationDefaults(height=736, width=1280, frames=192, fps=24, steps=50, guidance_scale=1.0),
+        released=Generation(height=736, width=1280, frames=192, fps=24, steps=50, guidance_scale=1.0),
         rows=_h3_rows,
         latents=_h3_latents,
         vae_keys=("clip_length", "spatial_downsample_factors", "temporal_downsample_factors"),
         not_counted="text, audio (640 rows at 192 frames) and keyframes: sharded, on top of these rows",
     ),
     "qwen-image": Sizes(
-        released=GenerationDefaults(height=1024, width=1024, frames=1, fps=1, steps=50, guidance_scale=4.0),
+        released=Generation(height=1024, width=1024, frames=1, fps=1, steps=50, guidance_scale=4.0),
         rows=_qwen_rows,
         latents=_qwen_latents,
         not_counted="text: sharded, on top of these rows",
     ),
     "wan": Sizes(
-        released=GenerationDefaults(height=720, width=1280, frames=81, fps=16, steps=50, guidance_scale=5.0),
+        released=Generation(height=720, width=1280, frames=81, fps=16, steps=50, guidance_scale=5.0),
         rows=_wan_rows,
         not_counted="text: attended by cross-attention, which is not sharded",
     ),

@@ -54,7 +54,8 @@ def main(settings: Settings) -> dict[str, Any]:
         form.check(settings, folder)
         strategy = settings.policy(folder).strategy
         layers = shape_of_checkpoint(folder, name=settings.model).layers
-        strategy.table(steps=settings.request().steps, layers=layers)  # what does not fit is said before weights load
+        # What does not fit is said before weights load.
+        strategy.table(steps=settings.generation().steps, layers=layers)
         with launch.process_group(settings.device, timeout=settings.parallel.stall_timeout):
             degree, limit = settings.parallel.ulysses, settings.parallel.stall_timeout
             # First of all, so that the ranks watch over each other while weights load.
@@ -148,7 +149,7 @@ def write(output: Any, form: PipelineForm, settings: Settings) -> None:
     if len(frames) == 1:
         media.write_image(frames[0], settings.out)
     else:
-        media.write_video(frames, settings.out, fps=settings.request().fps, sound=form.sound(output))
+        media.write_video(frames, settings.out, fps=settings.generation().fps, sound=form.sound(output))
 
 
 def document(settings: Settings, handle: Handle, digest: str, seconds: list[float]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The clips that all arms of a comparison make: one request, for several prompts."""
+"""The clips that all arms of a comparison make: one generation, for several prompts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from parallel_attn.errors import require
 
 from ..generate import load
 from ..run import launch
-from ..run.generation_flags import RequestOptions
+from ..run.generation_flags import GenerationFlags
 from ..run.pipelines import pipeline_form
 from ..run.settings import Settings
 from .prompts import choose_prompts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClipOptions(RequestOptions):
+class ClipOptions(GenerationFlags):
     """What every arm generates. Raises ValueError for what cannot be."""
 
     model: str = "cosmos3-pocket"
@@ -31,13 +31,13 @@ class ClipOptions(RequestOptions):
     """A prompt a line; a list that fits the model when left out."""
 
     def __post_init__(self) -> None:
-        RequestOptions.__post_init__(self)  # super() does not know a class that was made anew for its slots
+        GenerationFlags.__post_init__(self)  # super() does not know a class that was made anew for its slots
         if self.prompts < 1:
             raise ValueError(f"--prompts must be at least 1, got {self.prompts}")
 
     def settings(self, **more: Any) -> Settings:
         """The same as flags of `generate`, and `more` of them."""
-        return Settings(**{each.name: getattr(self, each.name) for each in fields(RequestOptions)}, **more)
+        return Settings(**{each.name: getattr(self, each.name) for each in fields(GenerationFlags)}, **more)
 
     def chosen_prompts(self, folder: Path) -> list[str]:
         """See `choose_prompts`."""

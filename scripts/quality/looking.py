@@ -29,8 +29,8 @@ MOST_STEPS, MOST_LAYERS = 3, 4
 def look(
     pipeline: Any, arms: Sequence[Arm], settings: Settings, *, mesh: DeviceMesh | None
 ) -> dict[tuple[str, Cell], Loss]:
-    """What each arm's selections would lose, by its name and cell, on the request of `settings`."""
-    steps, layers = settings.request().steps, layers_of(pipeline)
+    """What each arm's selections would lose, by its name and cell, on the generation of `settings`."""
+    steps, layers = settings.generation().steps, layers_of(pipeline)
     planned = {arm.name: cells_of(arm.strategy.table(steps=steps, layers=layers)) for arm in arms}
     found: dict[tuple[str, Cell], Loss] = {}
     for order in sorted({arm.strategy.token_order for arm in arms}):

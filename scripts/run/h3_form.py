@@ -27,19 +27,19 @@ MULTIPLE = 32
 
 
 def check(settings: Settings, folder: Path) -> None:
-    """Raise ValueError for a request that this model cannot run, before weights load."""
-    request = settings.request()
-    if settings.negative_prompt or request.guidance_scale != 1:
+    """Raise ValueError for a generation that this model cannot run, before weights load."""
+    generation = settings.generation()
+    if settings.negative_prompt or generation.guidance_scale != 1:
         raise ValueError("MiniMax-H3 is distilled: leave out --negative-prompt and --guidance-scale")
-    if request.fps != MINIMAX_H3_FPS:
-        raise ValueError(f"--fps {request.fps}: MiniMax-H3 generates {MINIMAX_H3_FPS} frames per second")
-    frames = align_num_frames(request.frames, 17, 5)
+    if generation.fps != MINIMAX_H3_FPS:
+        raise ValueError(f"--fps {generation.fps}: MiniMax-H3 generates {MINIMAX_H3_FPS} frames per second")
+    frames = align_num_frames(generation.frames, 17, 5)
     if not SECONDS[0] <= frames / MINIMAX_H3_FPS <= SECONDS[1]:
         raise ValueError(
-            f"--frames {request.frames} makes {frames} frames, {frames / MINIMAX_H3_FPS:.2f} s; MiniMax-H3 generates "
-            f"{SECONDS[0]} to {SECONDS[1]} s"
+            f"--frames {generation.frames} makes {frames} frames, {frames / MINIMAX_H3_FPS:.2f} s; MiniMax-H3 "
+            f"generates {SECONDS[0]} to {SECONDS[1]} s"
         )
-    for name, pixels in (("height", request.height), ("width", request.width)):
+    for name, pixels in (("height", generation.height), ("width", generation.width)):
         if pixels % MULTIPLE:
             raise ValueError(f"--{name} {pixels} must be a multiple of {MULTIPLE}")
     if settings.prompt_embeds is not None:
@@ -53,15 +53,15 @@ def check(settings: Settings, folder: Path) -> None:
 
 
 def load(folder: Path, settings: Settings) -> MiniMaxH3Pipeline:
-    """The pipeline with what the request needs, on the CPU."""
+    """The pipeline with what the generation needs, on the CPU."""
     encode = settings.prompt_embeds is None and settings.model != "h3-tiny"
     workflow = "t2va" if settings.image is None else "fl2va"
     return MiniMaxH3Pipeline.from_pretrained(folder, dtype=settings.torch_dtype, encode_text=encode, workflow=workflow)
 
 
-def request(settings: Settings) -> dict[str, Any]:
+def own_arguments(settings: Settings) -> dict[str, Any]:
     """What only this pipeline is called with."""
-    return {**_text(settings), "num_frames": settings.request().frames}
+    return {**_text(settings), "num_frames": settings.generation().frames}
 
 
 def _text(settings: Settings) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def compare_pipeline(mesh: DeviceMesh, settings: Settings, folder: Path) -> dict
         handle.remove()
     alone, together = found
     scale, response = measure_rounding(pipeline, form, settings, stock)
-    request = settings.request()
+    generation = settings.generation()
     return {
         "max_abs_diff": (together - alone).abs().max().item(),
         "max_abs_diff_stock": (together - stock).abs().max().item(),
@@ -113,8 +113,8 @@ def compare_pipeline(mesh: DeviceMesh, settings: Settings, folder: Path) -> dict
         "response": response,
         "bound": parity_bound(
             dtype=settings.torch_dtype,
-            steps=request.steps,
-            guidance_scale=request.guidance_scale,
+            steps=generation.steps,
+            guidance_scale=generation.guidance_scale,
             scale=scale,
             response=response,
         ),

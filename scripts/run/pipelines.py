@@ -1,4 +1,4 @@
-"""How each diffusers pipeline loads, takes a request and gives its result: they name the same things differently."""
+"""How each diffusers pipeline loads, takes a generation and gives its result: they name the same things differently."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _load(folder: Path, settings: Settings) -> Any:
 
 
 def _anything(settings: Settings, folder: Path) -> None:
-    """Every request can run."""
+    """Every generation can run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class PipelineForm:
 
     name: str
     """Its class name in a checkpoint's index."""
-    request: Callable[[Settings], dict[str, Any]]
+    own_arguments: Callable[[Settings], dict[str, Any]]
     """What only this class is called with."""
     output: str
     """Field of its output that holds the result."""
@@ -49,30 +49,30 @@ class PipelineForm:
     """Which of FLAGS it takes."""
     load: Callable[[Path, Settings], Any] = _load
     """Loads the folder's pipeline, on the CPU."""
-    check_request: Callable[[Settings, Path], None] = _anything
-    """Raises ValueError for a request that only this class cannot run."""
+    own_check: Callable[[Settings, Path], None] = _anything
+    """Raises ValueError for what only this class cannot run."""
 
     def check(self, settings: Settings, folder: Path) -> None:
-        """Raise ValueError for a flag or a request that this pipeline has no use for, before weights load."""
-        frames = settings.request().frames
+        """Raise ValueError for a flag or a generation that this pipeline has no use for, before weights load."""
+        frames = settings.generation().frames
         if self.images_only and frames != 1:
             raise ValueError(f"--frames {frames}: {self.name} makes one image; use --frames 1 or leave the flag out")
         for name in FLAGS:
             if getattr(settings, name) and name not in self.takes:
                 raise ValueError(f"--{name.replace('_', '-')}: {self.name} has no use for it; leave the flag out")
-        self.check_request(settings, folder)
+        self.own_check(settings, folder)
 
     def arguments(self, settings: Settings) -> dict[str, Any]:
         """Arguments of the call, the same on every rank."""
-        request = settings.request()
+        generation = settings.generation()
         image = None if settings.image is None else Image.open(settings.image).convert("RGB")
         return {
-            "height": request.height,
-            "width": request.width,
-            "num_inference_steps": request.steps,
+            "height": generation.height,
+            "width": generation.width,
+            "num_inference_steps": generation.steps,
             "generator": torch.Generator().manual_seed(settings.seed),
             **({"image": image} if "image" in self.takes else {}),
-            **self.request(settings),
+            **self.own_arguments(settings),
         }
 
     def result(self, output: Any) -> Any:
@@ -100,44 +100,44 @@ def _load_cosmos3(folder: Path, settings: Settings) -> Any:
 
 
 def _cosmos3(settings: Settings) -> dict[str, Any]:
-    request = settings.request()
+    generation = settings.generation()
     return {
         **_prompts(settings),
-        "num_frames": request.frames,
-        "fps": float(request.fps),
-        "guidance_scale": request.guidance_scale,
+        "num_frames": generation.frames,
+        "fps": float(generation.fps),
+        "guidance_scale": generation.guidance_scale,
         "enable_safety_check": settings.safety_checker,
     }
 
 
 def _wan(settings: Settings) -> dict[str, Any]:
-    request = settings.request()
-    return {**_prompts(settings), "num_frames": request.frames, "guidance_scale": request.guidance_scale}
+    generation = settings.generation()
+    return {**_prompts(settings), "num_frames": generation.frames, "guidance_scale": generation.guidance_scale}
 
 
 def _qwen_image(settings: Settings) -> dict[str, Any]:
-    return {**_prompts(settings), "true_cfg_scale": settings.request().guidance_scale}
+    return {**_prompts(settings), "true_cfg_scale": settings.generation().guidance_scale}
 
 
 _FORMS = (
     PipelineForm(
         name="Cosmos3OmniPipeline",
-        request=_cosmos3,
+        own_arguments=_cosmos3,
         output="video",
         takes=("image", "safety_checker"),
         load=_load_cosmos3,
     ),
     PipelineForm(
         name="MiniMaxH3ModularPipeline",
-        request=minimax_h3.request,
+        own_arguments=minimax_h3.own_arguments,
         output="video",
         makes_sound=True,
         takes=("image", "prompt_embeds", "protect_conditions"),
         load=minimax_h3.load,
-        check_request=minimax_h3.check,
+        own_check=minimax_h3.check,
     ),
-    PipelineForm(name="WanPipeline", request=_wan, output="frames", nested=True),
-    PipelineForm(name="QwenImagePipeline", request=_qwen_image, output="images", images_only=True),
+    PipelineForm(name="WanPipeline", own_arguments=_wan, output="frames", nested=True),
+    PipelineForm(name="QwenImagePipeline", own_arguments=_qwen_image, output="images", images_only=True),
 )
 FORMS: dict[str, PipelineForm] = {form.name: form for form in _FORMS}
 """Every pipeline class that the scripts can call."""
