@@ -8,25 +8,20 @@ text on every rank, and its result is cut to the rank's rows. What comes out is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from parallel_attn import KVPrefix, Request
-from parallel_attn.exchange import Axis, gather_shards
-from parallel_attn.request import shard_rows
 
+from .h3_streams import StreamShard, raster_grid, shard_streams
 from .loop import Loop
 from .model_plan import ModelPlan, equal_heads
 from .processor import ParallelProcessor
 from .rotary import rotate_halves
 from .seams import RowSeams
-from .token_order import Grid
 
 STREAMS = {"video_indices": "hidden_states", "audio_indices": "audio_hidden_states", "text_indices": None}
 """Places of a stream's rows -> the argument with these rows; the text is cut after the refiner instead."""
@@ -53,41 +48,6 @@ class MiniMaxH3Processor(ParallelProcessor):
         q, k = rotate_halves(q, cos, sin), rotate_halves(k, cos, sin)
         out = self.attention(q, k, v, mask=attention_mask).flatten(2, 3)
         return attn.to_out[1](attn.to_out[0](out))
-
-
-@dataclass(frozen=True, slots=True)
-class StreamShard:
-    """Which rows of one stream each rank holds, which follows from their places in the sequence."""
-
-    order: Tensor
-    """Numbers of the stream's rows, those of rank 0 first."""
-    sizes: tuple[int, ...]
-    """How many of them each rank holds."""
-
-    def local(self, rank: int) -> Tensor:
-        """Numbers of the rows that `rank` holds."""
-        start = sum(self.sizes[:rank])
-        return self.order[start : start + self.sizes[rank]]
-
-    def gather(self, x: Tensor, *, axis: Axis) -> Tensor:
-        """All rows [B, n, C] in the stream's own order, on every rank, from this rank's."""
-        rows = gather_shards(x.transpose(0, 1).contiguous(), sizes=self.sizes, axis=axis)
-        whole = x.new_empty(x.shape[0], len(self.order), x.shape[2])
-        return whole.index_copy_(1, self.order, rows.transpose(0, 1))
-
-
-def shard_streams(places: Mapping[str, Tensor], *, rows: int, degree: int) -> dict[str, StreamShard]:
-    """How the streams are split when a sequence of `rows` rows is; `places`: where each stream's rows are in it."""
-    device = next(iter(places.values())).device
-    ranks = torch.arange(degree, device=device)[:, None]
-    ends = torch.tensor(list(accumulate(shard_rows(rows, degree=degree))), device=device)
-    holders = {name: torch.bucketize(place, ends, right=True) for name, place in places.items()}
-    # The host waits for the device here, once a forward: shard sizes are shapes.
-    counts = torch.stack([(holder == ranks).sum(1) for holder in holders.values()]).tolist()
-    return {
-        name: StreamShard(holder.argsort(stable=True), tuple(sizes))
-        for (name, holder), sizes in zip(holders.items(), counts, strict=True)
-    }
 
 
 class MiniMaxH3Seams(RowSeams):
@@ -169,25 +129,6 @@ def _generated_from(arguments: Mapping[str, Any]) -> int:
     for the device here.
     """
     return int(torch.cat([arguments["text_indices"], arguments["audio_indices"]]).max()) + 1
-
-
-def raster_grid(positions: Tensor) -> Grid | None:
-    """The grid whose (time, height, width) coordinates [n, 3] these are, in raster order; None if there is none."""
-    rows = len(positions)
-    times = 1 + _changes(positions[:, 0])
-    heights = 1 + _changes(positions[: rows // times, 1])
-    grid = times, heights, rows // (times * heights)
-    if rows == 0 or math.prod(grid) != rows:
-        return None
-    time, height, width = positions.view(*grid, 3).unbind(-1)
-    walked = torch.equal(time, time[:, :1, :1].expand(grid))
-    walked &= torch.equal(height, height[:1, :, :1].expand(grid))
-    walked &= torch.equal(width, width[:1, :1].expand(grid))
-    return grid if walked else None
-
-
-def _changes(x: Tensor) -> int:
-    return int((x[1:] != x[:-1]).sum())
 
 
 MINIMAX_H3 = ModelPlan(
