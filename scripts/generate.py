@@ -30,14 +30,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from models import Handle, parallelize
 from models.checkpoints.builtin import checkpoint_folder
 from models.checkpoints.transformer_config import read_transformer_config
+from models.families import form_of_checkpoint
 from models.offloading import offload_pipeline
+from models.pipeline_form import PipelineForm
 from models.shapes import shape_of_checkpoint
 from offload import LayerwiseOffload, ModelOffload
 from parallel_attn import Strategy, init_ulysses_mesh
 from parallel_attn.errors import refuse, require
 
 from .run import launch, media
-from .run.pipelines import PipelineForm, pipeline_form
 from .run.settings import Settings
 from .run.trace import tracing
 
@@ -50,7 +51,7 @@ def main(settings: Settings) -> dict[str, Any]:
         folder = checkpoint_folder(settings.model, scratch=Path(scratch))
         plan, config = read_transformer_config(folder)
         require(refusals + settings.head_refusals(plan, config))
-        form = pipeline_form(folder)
+        form = form_of_checkpoint(folder)
         form.check(settings, folder)
         strategy = settings.policy(folder).strategy
         layers = shape_of_checkpoint(folder, name=settings.model).layers

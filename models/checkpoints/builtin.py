@@ -6,7 +6,7 @@ folder that the model's diffusers pipeline reads, and into the values to use for
 
 from pathlib import Path
 
-from ..sizes import SIZES, Generation
+from ..sizes import Generation
 from .builtin_defaults import BUILTIN_GENERATIONS
 
 
@@ -17,7 +17,9 @@ def generation_defaults(name_or_path: str | Path) -> Generation:
     """
     if str(name_or_path) in BUILTIN_GENERATIONS:
         return BUILTIN_GENERATIONS[str(name_or_path)]
-    from .transformer_config import read_transformer_config  # costs seconds, which `--help` should not pay
+    # These imports cost seconds, which `--help` should not pay.
+    from ..families import SIZES
+    from .transformer_config import read_transformer_config
 
     plan, _ = read_transformer_config(Path(name_or_path))
     return SIZES[plan.name].released

@@ -9,12 +9,12 @@ from typing import Any
 
 from models.checkpoints.builtin import checkpoint_folder
 from models.checkpoints.transformer_config import read_transformer_config
+from models.families import form_of_checkpoint
 from parallel_attn.errors import require
 
 from ..generate import load
 from ..run import launch
 from ..run.generation_flags import GenerationFlags
-from ..run.pipelines import pipeline_form
 from ..run.settings import Settings
 from .prompts import choose_prompts
 
@@ -49,13 +49,13 @@ def check(clips: ClipOptions, settings: Settings, folder: Path) -> list[str]:
     if settings.device == "cuda":
         launch.check_gpus(settings.parallel.ulysses, flag="--device cuda")
     require(settings.head_refusals(*read_transformer_config(folder)))
-    pipeline_form(folder).check(settings, folder)
+    form_of_checkpoint(folder).check(settings, folder)
     return clips.chosen_prompts(folder)
 
 
 def quiet_pipeline(folder: Path, settings: Settings) -> Any:
     """The pipeline of a checkpoint, which shows no progress of its own."""
-    pipeline = load(folder, pipeline_form(folder), settings)
+    pipeline = load(folder, form_of_checkpoint(folder), settings)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
