@@ -13,19 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from parallel_attn import AttentionConfig, AttentionPlan, BlockSparse, ParallelAttention, Strategy
 from parallel_attn.errors import Refusal, require
 
-from .cosmos3 import COSMOS3
+from .families import PLANS
 from .handle import Handle
 from .loop import HOOK_NAME, ForwardHook, Loop
-from .minimax_h3 import MINIMAX_H3
 from .model_plan import ModelPlan, Seams
 from .model_refusals import refuse
-from .qwen_image import QWEN_IMAGE
 from .recipes import policy_of
 from .scheduler import bind_pipeline, bind_scheduler
-from .wan import WAN
-
-PLANS: dict[str, ModelPlan] = {plan.transformer: plan for plan in (COSMOS3, MINIMAX_H3, QWEN_IMAGE, WAN)}
-"""Every supported transformer class by name."""
 
 
 def parallelize(

@@ -2,12 +2,13 @@
 
 Every layer runs two attentions. The text attends itself, causally, on every rank alike; the generation rows attend
 [generation | text], exchanged by strict Ulysses, with the text as a replicated KV prefix. Once a text's K/V are kept
-(`text.py`), the stack is handed zero text rows and the kept rows are restored at its exit.
+(`kept_text.py`), the stack is handed zero text rows and the kept rows are restored at its exit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,12 +17,15 @@ from torch import Tensor, nn
 from parallel_attn import KVPrefix, Request
 from parallel_attn.exchange import gather_rows
 
+from .family import Family
 from .kept_text import KeptText, TextReuse
 from .loop import Loop
 from .model_plan import Heads, ModelPlan
+from .pipeline_form import FormSettings, PipelineForm, load_pipeline, prompts
 from .processor import ParallelProcessor
 from .rotary import rotate_halves
 from .shared_timestep import SharedTimestep
+from .sizes import CheckpointConfigs, Generation, Sizes
 from .token_order import TokenOrder
 
 RotaryTables = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -176,16 +180,67 @@ def _towers_read(und_seq: Tensor, gen_seq: Tensor, rotary_emb: RotaryTables) -> 
     return ("generation", "text") if und_seq.shape[0] else ("generation",)
 
 
-COSMOS3 = ModelPlan(
-    name="cosmos3",
-    transformer="Cosmos3OmniTransformer",
-    layers="layers",
-    attention="self_attn",
-    heads=_heads,
-    token_orders=("raster", "serpentine"),
-    processor=Cosmos3Processor,
-    seams=Cosmos3Seams,
-    options=("keep_text",),
-    weight_group=_tower,
-    needed_groups=_towers_read,
+def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> int:
+    patch = config["latent_patch_size"]
+    return frames * -(-height // patch) * -(-width // patch)
+
+
+def _load(folder: Path, settings: FormSettings) -> Any:
+    return load_pipeline(folder, settings, enable_safety_checker=settings.safety_checker)
+
+
+def _own_arguments(settings: FormSettings) -> dict[str, Any]:
+    generation = settings.generation()
+    return {
+        **prompts(settings),
+        "num_frames": generation.frames,
+        "fps": float(generation.fps),
+        "guidance_scale": generation.guidance_scale,
+        "enable_safety_check": settings.safety_checker,
+    }
+
+
+COSMOS3 = Family(
+    plan=ModelPlan(
+        name="cosmos3",
+        transformer="Cosmos3OmniTransformer",
+        layers="layers",
+        attention="self_attn",
+        heads=_heads,
+        token_orders=("raster", "serpentine"),
+        processor=Cosmos3Processor,
+        seams=Cosmos3Seams,
+        options=("keep_text",),
+        weight_group=_tower,
+        needed_groups=_towers_read,
+    ),
+    sizes=Sizes(
+        released=Generation(height=720, width=1280, frames=189, fps=24, steps=35, guidance_scale=6.0),
+        rows=_rows,
+        depth="num_hidden_layers",
+        not_counted="text: a replicated prefix, never sharded",
+    ),
+    configs=(
+        CheckpointConfigs(
+            name="cosmos3-nano",
+            transformer={
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "num_hidden_layers": 36,
+                "latent_patch_size": 2,
+            },
+            vae={"scale_factor_temporal": 4, "scale_factor_spatial": 16},
+            class_defaults=True,
+        ),
+    ),
+    forms=(
+        PipelineForm(
+            name="Cosmos3OmniPipeline",
+            own_arguments=_own_arguments,
+            output="video",
+            takes=("image", "safety_checker"),
+            load=_load,
+        ),
+    ),
 )

@@ -22,9 +22,6 @@ from torch import Tensor
 
 from .checkpoints.folder import AS_DATA
 
-TEXT_COMPONENTS = ("text_encoder", "tokenizer", "processor")
-"""What the blocks load to encode a prompt."""
-
 Workflow = Literal["t2va", "fl2va", "ref2va"]
 """What a video is made from beside the text: nothing, a first frame, or references (images, videos, sounds)."""
 StepCallback = Callable[[Any, int, Tensor, dict[str, Tensor]], dict[str, Tensor]]

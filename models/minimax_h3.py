@@ -4,32 +4,46 @@ A forward takes three streams and the places of their rows in the sequence. A ra
 places it holds: it is given its rows of each stream, so it packs, rotates and modulates those alone, and nothing
 hangs on a block, which regional compilation would have to trace. Two exceptions. The token refiner attends the whole
 text on every rank, and its result is cut to the rank's rows. What comes out is gathered once, at the heads' width.
+
+A generation has a fixed frame rate, no guidance, and a large text encoder for its prompt, which text embeddings make
+needless: a file with `prompt_embeds` [1, L, C] and, where the text holds rows of a picture (with a first frame),
+`text_token_tags` [L] (1 text, 0 picture). The built-in h3-tiny has no encoder; its embeddings are made of the prompt's
+bytes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import accumulate
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from parallel_attn import KVPrefix, Request
-from parallel_attn.exchange import Axis, gather_shards
-from parallel_attn.request import shard_rows
 
+from .checkpoints.folder import read_index, read_transformer
+from .family import Family
+from .h3_streams import StreamShard, raster_grid, shard_streams
 from .loop import Loop
 from .model_plan import ModelPlan, equal_heads
+from .pipeline_form import FormSettings, PipelineForm
 from .processor import ParallelProcessor
 from .rotary import rotate_halves
 from .seams import RowSeams
-from .token_order import Grid
+from .sizes import CheckpointConfigs, Generation, Sizes
 
 STREAMS = {"video_indices": "hidden_states", "audio_indices": "audio_hidden_states", "text_indices": None}
 """Places of a stream's rows -> the argument with these rows; the text is cut after the refiner instead."""
+TEXT_COMPONENTS = ("text_encoder", "tokenizer", "processor")
+"""What the pipeline loads to encode a prompt."""
+SECONDS = (5, 15)
+"""Of the shortest and the longest video."""
+MULTIPLE = 32
+"""Of height and width: 16 pixels to a latent, 2 latents to a row."""
 
 
 class MiniMaxH3Processor(ParallelProcessor):
@@ -53,41 +67,6 @@ class MiniMaxH3Processor(ParallelProcessor):
         q, k = rotate_halves(q, cos, sin), rotate_halves(k, cos, sin)
         out = self.attention(q, k, v, mask=attention_mask).flatten(2, 3)
         return attn.to_out[1](attn.to_out[0](out))
-
-
-@dataclass(frozen=True, slots=True)
-class StreamShard:
-    """Which rows of one stream each rank holds, which follows from their places in the sequence."""
-
-    order: Tensor
-    """Numbers of the stream's rows, those of rank 0 first."""
-    sizes: tuple[int, ...]
-    """How many of them each rank holds."""
-
-    def local(self, rank: int) -> Tensor:
-        """Numbers of the rows that `rank` holds."""
-        start = sum(self.sizes[:rank])
-        return self.order[start : start + self.sizes[rank]]
-
-    def gather(self, x: Tensor, *, axis: Axis) -> Tensor:
-        """All rows [B, n, C] in the stream's own order, on every rank, from this rank's."""
-        rows = gather_shards(x.transpose(0, 1).contiguous(), sizes=self.sizes, axis=axis)
-        whole = x.new_empty(x.shape[0], len(self.order), x.shape[2])
-        return whole.index_copy_(1, self.order, rows.transpose(0, 1))
-
-
-def shard_streams(places: Mapping[str, Tensor], *, rows: int, degree: int) -> dict[str, StreamShard]:
-    """How the streams are split when a sequence of `rows` rows is; `places`: where each stream's rows are in it."""
-    device = next(iter(places.values())).device
-    ranks = torch.arange(degree, device=device)[:, None]
-    ends = torch.tensor(list(accumulate(shard_rows(rows, degree=degree))), device=device)
-    holders = {name: torch.bucketize(place, ends, right=True) for name, place in places.items()}
-    # The host waits for the device here, once a forward: shard sizes are shapes.
-    counts = torch.stack([(holder == ranks).sum(1) for holder in holders.values()]).tolist()
-    return {
-        name: StreamShard(holder.argsort(stable=True), tuple(sizes))
-        for (name, holder), sizes in zip(holders.items(), counts, strict=True)
-    }
 
 
 class MiniMaxH3Seams(RowSeams):
@@ -171,33 +150,129 @@ def _generated_from(arguments: Mapping[str, Any]) -> int:
     return int(torch.cat([arguments["text_indices"], arguments["audio_indices"]]).max()) + 1
 
 
-def raster_grid(positions: Tensor) -> Grid | None:
-    """The grid whose (time, height, width) coordinates [n, 3] these are, in raster order; None if there is none."""
-    rows = len(positions)
-    times = 1 + _changes(positions[:, 0])
-    heights = 1 + _changes(positions[: rows // times, 1])
-    grid = times, heights, rows // (times * heights)
-    if rows == 0 or math.prod(grid) != rows:
-        return None
-    time, height, width = positions.view(*grid, 3).unbind(-1)
-    walked = torch.equal(time, time[:, :1, :1].expand(grid))
-    walked &= torch.equal(height, height[:1, :, :1].expand(grid))
-    walked &= torch.equal(width, width[:1, :1].expand(grid))
-    return grid if walked else None
+def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> int:
+    patch_frames, patch_height, patch_width = config["patch_size"]
+    return frames // patch_frames * -(-height // patch_height) * -(-width // patch_width)
 
 
-def _changes(x: Tensor) -> int:
-    return int((x[1:] != x[:-1]).sum())
+def _latents(vae: Mapping[str, Any], frames: int, height: int, width: int) -> tuple[int, int, int]:
+    """17 k + 5 frames are 5 k + 2 latent frames, and diffusers rounds other frame counts up."""
+    clip = vae["clip_length"]
+    per_clip = -(-clip // math.prod(vae["temporal_downsample_factors"]))
+    clips = max(0, -(-(frames - per_clip) // clip))
+    stride = math.prod(vae["spatial_downsample_factors"])
+    return clips * per_clip + 2, -(-height // stride), -(-width // stride)
 
 
-MINIMAX_H3 = ModelPlan(
-    name="minimax-h3",
-    transformer="MiniMaxH3Transformer3DModel",
-    layers="transformer_blocks",
-    attention="attn",
-    heads=equal_heads,
-    token_orders=("raster", "serpentine"),
-    processor=MiniMaxH3Processor,
-    seams=MiniMaxH3Seams,
-    options=("protect_conditions",),
+def _check(settings: FormSettings, folder: Path) -> None:
+    from diffusers.modular_pipelines.minimax_h3.modular_pipeline import MINIMAX_H3_FPS, align_num_frames
+
+    generation = settings.generation()
+    if settings.negative_prompt or generation.guidance_scale != 1:
+        raise ValueError("MiniMax-H3 is distilled: leave out Settings.negative_prompt and Settings.guidance_scale")
+    if generation.fps != MINIMAX_H3_FPS:
+        raise ValueError(f"Settings.fps {generation.fps}: MiniMax-H3 generates {MINIMAX_H3_FPS} frames per second")
+    frames = align_num_frames(generation.frames, 17, 5)
+    if not SECONDS[0] <= frames / MINIMAX_H3_FPS <= SECONDS[1]:
+        raise ValueError(
+            f"Settings.frames {generation.frames} makes {frames} frames, {frames / MINIMAX_H3_FPS:.2f} s; MiniMax-H3 "
+            f"generates {SECONDS[0]} to {SECONDS[1]} s"
+        )
+    for name, pixels in (("height", generation.height), ("width", generation.width)):
+        if pixels % MULTIPLE:
+            raise ValueError(f"Settings.{name} {pixels} must be a multiple of {MULTIPLE}")
+    if settings.prompt_embeds is not None:
+        _, config = read_transformer(folder)
+        _check_embeddings(settings.prompt_embeds, channels=config["text_dim"])
+    elif settings.model != "h3-tiny":
+        index = read_index(folder)
+        missing = [name for name in TEXT_COMPONENTS if index.get(name, [None])[0] is None]
+        if missing:
+            raise ValueError(
+                f"the checkpoint {folder} has no {', '.join(missing)} for Settings.prompt; give Settings.prompt_embeds"
+            )
+
+
+def _check_embeddings(file: Path, *, channels: int) -> None:
+    with safe_open(file, framework="pt") as tensors:
+        shapes = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    embeds = shapes.pop("prompt_embeds", ())
+    if len(embeds) != 3 or embeds[0] != 1 or embeds[2] != channels or embeds[1] < 1:
+        raise ValueError(
+            f"Settings.prompt_embeds {file} needs prompt_embeds of shape [1, rows, {channels}], has {embeds}"
+        )
+    if shapes not in ({}, {"text_token_tags": embeds[1:2]}):
+        raise ValueError(
+            f"Settings.prompt_embeds {file} may also hold text_token_tags [{embeds[1]}], but holds {shapes}"
+        )
+
+
+def _load(folder: Path, settings: FormSettings) -> Any:
+    """The `MiniMaxH3Pipeline` with what the generation needs."""
+    from .h3_pipeline import MiniMaxH3Pipeline  # imports diffusers' blocks, which a command's help should not pay
+
+    return MiniMaxH3Pipeline.from_pretrained(
+        folder,
+        dtype=settings.torch_dtype,
+        encode_text=settings.prompt_embeds is None and settings.model != "h3-tiny",
+        workflow="t2va" if settings.image is None else "fl2va",
+    )
+
+
+def _own_arguments(settings: FormSettings) -> dict[str, Any]:
+    return {**_text(settings), "num_frames": settings.generation().frames}
+
+
+def _text(settings: FormSettings) -> dict[str, Any]:
+    if settings.prompt_embeds is not None:
+        return load_file(settings.prompt_embeds)
+    if settings.model == "h3-tiny":
+        from .checkpoints.tiny_h3 import TRANSFORMER, byte_embeddings
+
+        return {"prompt_embeds": byte_embeddings(settings.prompt, channels=TRANSFORMER["text_dim"])}
+    return {"prompt": settings.prompt}
+
+
+MINIMAX_H3 = Family(
+    plan=ModelPlan(
+        name="minimax-h3",
+        transformer="MiniMaxH3Transformer3DModel",
+        layers="transformer_blocks",
+        attention="attn",
+        heads=equal_heads,
+        token_orders=("raster", "serpentine"),
+        processor=MiniMaxH3Processor,
+        seams=MiniMaxH3Seams,
+        options=("protect_conditions",),
+    ),
+    sizes=Sizes(
+        released=Generation(height=736, width=1280, frames=192, fps=24, steps=50, guidance_scale=1.0),
+        rows=_rows,
+        latents=_latents,
+        vae_keys=("clip_length", "spatial_downsample_factors", "temporal_downsample_factors"),
+        not_counted="text, audio (640 rows at 192 frames) and keyframes: sharded, on top of these rows",
+    ),
+    configs=(
+        CheckpointConfigs(
+            name="minimax-h3",
+            transformer={
+                "num_attention_heads": 56,
+                "attention_head_dim": 128,
+                "num_layers": 50,
+                "patch_size": (1, 2, 2),
+            },
+            vae={"clip_length": 17, "spatial_downsample_factors": (16,), "temporal_downsample_factors": (4,)},
+        ),
+    ),
+    forms=(
+        PipelineForm(
+            name="MiniMaxH3ModularPipeline",
+            own_arguments=_own_arguments,
+            output="video",
+            makes_sound=True,
+            takes=("image", "prompt_embeds", "protect_conditions"),
+            load=_load,
+            own_check=_check,
+        ),
+    ),
 )

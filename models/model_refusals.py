@@ -51,5 +51,10 @@ refuse = RefusalTable(
             "padding would stand inside the joint sequence [text | image], where no request type describes it",
             "one call per prompt, or prompts of equal length",
         ),
+        "not-built": (
+            "{what}",
+            "this part is not built yet",
+            "{instead}",
+        ),
     }
 )

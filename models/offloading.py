@@ -13,7 +13,7 @@ from offload.agree import Agree
 from offload.device import Backend, backend_for
 from parallel_attn.errors import require
 
-from .apply import PLANS
+from .families import PLANS
 from .model_refusals import refuse
 
 

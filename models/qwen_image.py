@@ -15,11 +15,14 @@ from torch import Tensor, nn
 from parallel_attn import KVPrefix, Request
 from parallel_attn.errors import require
 
+from .family import Family
 from .model_plan import ModelPlan, equal_heads
 from .model_refusals import refuse
+from .pipeline_form import FormSettings, PipelineForm, prompts
 from .processor import ParallelProcessor
 from .rotary import rotate_pairs
 from .seams import RowSeams
+from .sizes import CheckpointConfigs, Generation, Sizes
 from .token_order import Grid
 
 
@@ -98,13 +101,46 @@ def _images(shapes: list[Any]) -> list[Grid]:
     return [tuple(image) for image in shapes[0]] if isinstance(shapes[0], list) else [tuple(shapes[0])]
 
 
-QWEN_IMAGE = ModelPlan(
-    name="qwen-image",
-    transformer="QwenImageTransformer2DModel",
-    layers="transformer_blocks",
-    attention="attn",
-    heads=equal_heads,
-    token_orders=("raster", "serpentine"),
-    processor=QwenImageProcessor,
-    seams=QwenImageSeams,
+def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> int:
+    return frames * (height // config["patch_size"]) * (width // config["patch_size"])
+
+
+def _latents(vae: Mapping[str, Any], frames: int, height: int, width: int) -> tuple[int, int, int]:
+    """diffusers cuts what is left over of a side below one patch."""
+    if frames != 1:
+        raise ValueError(
+            f"Settings.frames {frames}: qwen-image makes one image; use Settings.frames 1 or leave the flag out"
+        )
+    return 1, height // vae["scale_factor_spatial"], width // vae["scale_factor_spatial"]
+
+
+def _own_arguments(settings: FormSettings) -> dict[str, Any]:
+    return {**prompts(settings), "true_cfg_scale": settings.generation().guidance_scale}
+
+
+QWEN_IMAGE = Family(
+    plan=ModelPlan(
+        name="qwen-image",
+        transformer="QwenImageTransformer2DModel",
+        layers="transformer_blocks",
+        attention="attn",
+        heads=equal_heads,
+        token_orders=("raster", "serpentine"),
+        processor=QwenImageProcessor,
+        seams=QwenImageSeams,
+    ),
+    sizes=Sizes(
+        released=Generation(height=1024, width=1024, frames=1, fps=1, steps=50, guidance_scale=4.0),
+        rows=_rows,
+        latents=_latents,
+        not_counted="text: sharded, on top of these rows",
+    ),
+    configs=(
+        CheckpointConfigs(
+            name="qwen-image",
+            transformer={"num_attention_heads": 24, "attention_head_dim": 128, "num_layers": 60, "patch_size": 2},
+            vae={"scale_factor_temporal": 4, "scale_factor_spatial": 8},
+        ),
+    ),
+    forms=(PipelineForm(name="QwenImagePipeline", own_arguments=_own_arguments, output="images", images_only=True),),
 )

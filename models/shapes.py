@@ -1,38 +1,37 @@
 """Sizes of the supported models as data, so that a plan can be explained without a checkpoint.
 
-A shape counts the video or image rows, whose number follows from the request alone; `not_counted` names the rest.
+A shape counts the video or image rows, whose number follows from the generation alone; `not_counted` names the rest.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from parallel_attn import Heads
 
 from .checkpoints.builtin import generation_defaults
 from .checkpoints.transformer_config import read_transformer_config
-from .cosmos3 import COSMOS3
-from .minimax_h3 import MINIMAX_H3
+from .families import FAMILIES, SIZES
 from .model_plan import ModelPlan
-from .qwen_image import QWEN_IMAGE
-from .sizes import SIZES, GenerationDefaults
-from .wan import WAN
+from .sizes import CheckpointConfigs, Generation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """Head counts, depth and row count of one model, and the request it is usually run with."""
+    """Head counts, depth and row count of one model, and the generation it is usually run for."""
 
     name: str
+    plan: ModelPlan
+    class_defaults: bool
+    """Whether the transformer's class, built with its defaults, is this model."""
     heads: Heads
     layers: int
     """Layers whose attention is sharded."""
     rows: Callable[[int, int, int], int]
-    """Rows of the sharded sequence of one request: (video frames, height in pixels, width in pixels)."""
+    """Rows of the sharded sequence of one generation: (video frames, height in pixels, width in pixels)."""
     not_counted: str
     """What else attends, in words, and whether it is sharded."""
     frames: int
@@ -42,71 +41,36 @@ class ModelShape:
     """Denoising iterations."""
 
 
-def _shape(
-    plan: ModelPlan,
-    config: Mapping[str, Any],
-    vae: Mapping[str, Any],
-    *,
-    name: str,
-    request: GenerationDefaults | None = None,
-) -> ModelShape:
-    """The shape of a model with a plan, from the configs of its transformer and its VAE; its released `request`."""
-    sizes = SIZES[plan.name]
-    request = request or sizes.released
+def _shape(plan: ModelPlan, configs: CheckpointConfigs, *, generation: Generation) -> ModelShape:
+    """The shape of a checkpoint of a model with a plan, and its usual `generation`."""
+    sizes, transformer = SIZES[plan.name], configs.transformer
     return ModelShape(
-        name=name,
-        heads=plan.heads(config),
-        layers=config[sizes.depth],
-        rows=lambda frames, height, width: sizes.rows(config, *sizes.latents(vae, frames, height, width)),
+        name=configs.name,
+        plan=plan,
+        class_defaults=configs.class_defaults,
+        heads=plan.heads(transformer),
+        layers=transformer[sizes.depth],
+        rows=lambda frames, height, width: sizes.rows(transformer, *sizes.latents(configs.vae, frames, height, width)),
         not_counted=sizes.not_counted,
-        frames=request.frames,
-        height=request.height,
-        width=request.width,
-        steps=request.steps,
+        frames=generation.frames,
+        height=generation.height,
+        width=generation.width,
+        steps=generation.steps,
     )
 
 
-_FOUR_BY_EIGHT = {"scale_factor_temporal": 4, "scale_factor_spatial": 8}
-_SHAPES = (
-    _shape(
-        COSMOS3,
-        {
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "num_hidden_layers": 36,
-            "latent_patch_size": 2,
-        },
-        {"scale_factor_temporal": 4, "scale_factor_spatial": 16},
-        name="cosmos3-nano",
-    ),
-    _shape(
-        MINIMAX_H3,
-        {"num_attention_heads": 56, "attention_head_dim": 128, "num_layers": 50, "patch_size": (1, 2, 2)},
-        {"clip_length": 17, "spatial_downsample_factors": (16,), "temporal_downsample_factors": (4,)},
-        name="minimax-h3",
-    ),
-    _shape(
-        QWEN_IMAGE,
-        {"num_attention_heads": 24, "attention_head_dim": 128, "num_layers": 60, "patch_size": 2},
-        _FOUR_BY_EIGHT,
-        name="qwen-image",
-    ),
-    _shape(
-        WAN,
-        {"num_attention_heads": 40, "attention_head_dim": 128, "num_layers": 40, "patch_size": (1, 2, 2)},
-        _FOUR_BY_EIGHT,
-        name="wan-14b",
-    ),
-)
-SHAPES: dict[str, ModelShape] = {shape.name: shape for shape in _SHAPES}
-"""Every named shape."""
+SHAPES: dict[str, ModelShape] = {
+    configs.name: _shape(family.plan, configs, generation=family.sizes.released)
+    for family in FAMILIES
+    for configs in family.configs
+}
+"""Every checkpoint that is known by name without its folder."""
 
 
 def shape_of_checkpoint(folder: Path, *, name: str | None = None) -> ModelShape:
     """The shape of a checkpoint folder, from its configs; reads no weights.
 
-    `name`: the model as the user spelled it, whose default request is used; the folder itself by default. Raises
+    `name`: the model as the user spelled it, whose default generation is used; the folder itself by default. Raises
     `UnsupportedError` for a transformer without a plan, ValueError for a folder without the configs.
     """
     plan, config = read_transformer_config(folder)
@@ -118,4 +82,5 @@ def shape_of_checkpoint(folder: Path, *, name: str | None = None) -> ModelShape:
     missing = [key for key in SIZES[plan.name].vae_keys if key not in vae]
     if missing:
         raise ValueError(f"the checkpoint {folder} has no vae/config.json with {' and '.join(missing)}")
-    return _shape(plan, config, vae, name=name or str(folder), request=generation_defaults(name or folder))
+    configs = CheckpointConfigs(name=name or str(folder), transformer=config, vae=vae)
+    return _shape(plan, configs, generation=generation_defaults(name or folder))

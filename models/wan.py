@@ -6,6 +6,7 @@ text that every rank holds in full, which needs no other rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -13,12 +14,15 @@ from torch import Tensor, nn
 
 from parallel_attn import Request
 
+from .family import Family
 from .loop import Loop
 from .model_plan import ModelPlan, equal_heads
+from .pipeline_form import FormSettings, PipelineForm, prompts
 from .processor import ParallelProcessor
 from .rotary import rotate_pairs
 from .seams import RowSeams
 from .shared_timestep import EqualTimesteps
+from .sizes import CheckpointConfigs, Generation, Sizes
 
 RotaryTables = tuple[Tensor, Tensor]
 
@@ -93,13 +97,42 @@ class WanSeams(RowSeams):
     outputs |= {"condition_embedder.text_embedder": RowSeams.own}
 
 
-WAN = ModelPlan(
-    name="wan",
-    transformer="WanTransformer3DModel",
-    layers="blocks",
-    attention="attn1",
-    heads=equal_heads,
-    token_orders=("raster", "serpentine"),
-    processor=WanProcessor,
-    seams=WanSeams,
+def _rows(config: Mapping[str, Any], frames: int, height: int, width: int) -> int:
+    return math.prod(size // patch for size, patch in zip((frames, height, width), config["patch_size"], strict=True))
+
+
+def _own_arguments(settings: FormSettings) -> dict[str, Any]:
+    generation = settings.generation()
+    return {**prompts(settings), "num_frames": generation.frames, "guidance_scale": generation.guidance_scale}
+
+
+WAN = Family(
+    plan=ModelPlan(
+        name="wan",
+        transformer="WanTransformer3DModel",
+        layers="blocks",
+        attention="attn1",
+        heads=equal_heads,
+        token_orders=("raster", "serpentine"),
+        processor=WanProcessor,
+        seams=WanSeams,
+    ),
+    sizes=Sizes(
+        released=Generation(height=720, width=1280, frames=81, fps=16, steps=50, guidance_scale=5.0),
+        rows=_rows,
+        not_counted="text: attended by cross-attention, which is not sharded",
+    ),
+    configs=(
+        CheckpointConfigs(
+            name="wan-14b",
+            transformer={
+                "num_attention_heads": 40,
+                "attention_head_dim": 128,
+                "num_layers": 40,
+                "patch_size": (1, 2, 2),
+            },
+            vae={"scale_factor_temporal": 4, "scale_factor_spatial": 8},
+        ),
+    ),
+    forms=(PipelineForm(name="WanPipeline", own_arguments=_own_arguments, output="frames", nested=True),),
 )

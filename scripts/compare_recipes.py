@@ -75,7 +75,7 @@ def main(options: Options) -> dict[str, Any]:
     by_name = {result.arm.name: result for result in results}
     document = {
         "model": settings.model,
-        "request": asdict(settings.request()),
+        "request": asdict(settings.generation()),
         "prompts": len(prompts),
         "device": settings.device,
         "calibration": calibration and asdict(calibration),
@@ -102,7 +102,7 @@ def answer(question: Question, results: dict[str, Result]) -> dict[str, Any]:
 
 def _calibrated(pipeline: Any, settings: Settings) -> Calibration:
     base = recipe()
-    table = base.table(steps=settings.request().steps, layers=layers_of(pipeline))
+    table = base.table(steps=settings.generation().steps, layers=layers_of(pipeline))
     print(f"calibrating budgets to {BASE}", file=sys.stderr, flush=True)
     return calibrate(pipeline, base.presets["sparse"], settings, cells=set(cells_of(table)))
 

@@ -30,16 +30,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from models import Handle, parallelize
 from models.checkpoints.builtin import checkpoint_folder
 from models.checkpoints.transformer_config import read_transformer_config
+from models.families import form_of_checkpoint
+from models.model_refusals import refuse
 from models.offloading import offload_pipeline
+from models.pipeline_form import PipelineForm
 from models.shapes import shape_of_checkpoint
 from offload import LayerwiseOffload, ModelOffload
 from parallel_attn import Strategy, init_ulysses_mesh
 from parallel_attn.errors import require
 
 from .run import launch, media
-from .run.pipelines import PipelineForm, pipeline_form
 from .run.settings import Settings
-from .run.spelling import refuse
 from .run.trace import tracing
 
 
@@ -51,11 +52,12 @@ def main(settings: Settings) -> dict[str, Any]:
         folder = checkpoint_folder(settings.model, scratch=Path(scratch))
         plan, config = read_transformer_config(folder)
         require(refusals + settings.head_refusals(plan, config))
-        form = pipeline_form(folder)
+        form = form_of_checkpoint(folder)
         form.check(settings, folder)
         strategy = settings.policy(folder).strategy
         layers = shape_of_checkpoint(folder, name=settings.model).layers
-        strategy.table(steps=settings.request().steps, layers=layers)  # what does not fit is said before weights load
+        # What does not fit is said before weights load.
+        strategy.table(steps=settings.generation().steps, layers=layers)
         with launch.process_group(settings.device, timeout=settings.parallel.stall_timeout):
             degree, limit = settings.parallel.ulysses, settings.parallel.stall_timeout
             # First of all, so that the ranks watch over each other while weights load.
@@ -80,7 +82,7 @@ def load(folder: Path, form: PipelineForm, settings: Settings) -> Any:
     if settings.vae_tiling:
         if not hasattr(pipeline.vae, "enable_tiling"):
             instead = "leave the flag out; this VAE decodes whole clips"
-            require([refuse("not-built", flag=f"--vae-tiling with {type(pipeline.vae).__name__}", instead=instead)])
+            require([refuse("not-built", what=f"--vae-tiling with {type(pipeline.vae).__name__}", instead=instead)])
         pipeline.vae.enable_tiling()
     return pipeline if settings.offload.mode != "none" else pipeline.to(settings.device)
 
@@ -149,7 +151,7 @@ def write(output: Any, form: PipelineForm, settings: Settings) -> None:
     if len(frames) == 1:
         media.write_image(frames[0], settings.out)
     else:
-        media.write_video(frames, settings.out, fps=settings.request().fps, sound=form.sound(output))
+        media.write_video(frames, settings.out, fps=settings.generation().fps, sound=form.sound(output))
 
 
 def document(settings: Settings, handle: Handle, digest: str, seconds: list[float]) -> dict[str, Any]:

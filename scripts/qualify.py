@@ -123,7 +123,7 @@ def qualify(rank: int, options: Options, folder: Path) -> dict[str, Any]:
     pipeline = quiet_pipeline(folder, settings)
     arms = options.arms(folder)
     for arm in arms:  # a recipe that does not fit the model is an error before anything runs
-        arm.strategy.table(steps=settings.request().steps, layers=layers_of(pipeline))
+        arm.strategy.table(steps=settings.generation().steps, layers=layers_of(pipeline))
     results = run(
         Trial(
             pipeline=pipeline,
@@ -140,7 +140,7 @@ def qualify(rank: int, options: Options, folder: Path) -> dict[str, Any]:
     report = document(
         results, judge_all(results, bounds=options.bounds), bounds=options.bounds, settings=settings, folder=folder
     )
-    write(report, results, options.out, fps=settings.request().fps)
+    write(report, results, options.out, fps=settings.generation().fps)
     return report
 
 

@@ -85,7 +85,7 @@ def main(options: Options) -> dict[str, Any]:
             latent_psnr(latents("scan", ordered, number), reference) for number, reference in enumerate(dense)
         )
 
-    steps, layers = settings.request().steps, layers_of(pipeline)
+    steps, layers = settings.generation().steps, layers_of(pipeline)
     found = scan(measure, options.method(), steps=steps, layers=layers, groups=options.groups, floor=options.floor)
     status = f"experimental, not qualified: proposed by a scan, prompts: {len(prompts)}, steps: {steps}"
     recipe = document_of(replace(found.strategy, status=status, token_order=options.token_order))

@@ -1,4 +1,4 @@
-"""The built-in checkpoints by name, and the request each checkpoint is made for.
+"""The built-in checkpoints by name, and the generation each checkpoint is made for.
 
 A command line takes one string that is a built-in name or a folder; these two functions turn it into a
 folder that the model's diffusers pipeline reads, and into the values to use for what the user left out.
@@ -6,18 +6,20 @@ folder that the model's diffusers pipeline reads, and into the values to use for
 
 from pathlib import Path
 
-from ..sizes import SIZES, GenerationDefaults
-from .builtin_defaults import BUILTIN_REQUESTS
+from ..sizes import Generation
+from .builtin_defaults import BUILTIN_GENERATIONS
 
 
-def generation_defaults(name_or_path: str | Path) -> GenerationDefaults:
-    """Return the request a built-in is made for, or for a folder that of its model's released checkpoint.
+def generation_defaults(name_or_path: str | Path) -> Generation:
+    """Return the generation a built-in is made for, or for a folder that of its model's released checkpoint.
 
     Raises ValueError for a path without a checkpoint.
     """
-    if str(name_or_path) in BUILTIN_REQUESTS:
-        return BUILTIN_REQUESTS[str(name_or_path)]
-    from .transformer_config import read_transformer_config  # costs seconds, which `--help` should not pay
+    if str(name_or_path) in BUILTIN_GENERATIONS:
+        return BUILTIN_GENERATIONS[str(name_or_path)]
+    # These imports cost seconds, which `--help` should not pay.
+    from ..families import SIZES
+    from .transformer_config import read_transformer_config
 
     plan, _ = read_transformer_config(Path(name_or_path))
     return SIZES[plan.name].released

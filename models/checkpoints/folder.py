@@ -74,6 +74,29 @@ def read_object(file: Path) -> dict[str, Any]:
     return value
 
 
+def read_transformer(folder: Path) -> tuple[str, dict[str, Any]]:
+    """The class name and the config of the folder's transformer, whose missing fields are ValueErrors as well.
+
+    Raises ValueError for a folder without a transformer, and as `read_index` does.
+    """
+    entry = read_index(folder).get("transformer")
+    config_file = folder / "transformer" / "config.json"
+    if not isinstance(entry, list) or not isinstance(entry[1], str) or not config_file.is_file():
+        raise ValueError(f"the checkpoint {folder} has no transformer with a config.json")
+    return entry[1], _Fields(config_file, read_object(config_file))
+
+
+class _Fields(dict[str, Any]):
+    """The fields of a config; asking for one it lacks is a ValueError with the file."""
+
+    def __init__(self, file: Path, fields: dict[str, Any]) -> None:
+        super().__init__(fields)
+        self._file = file
+
+    def __missing__(self, name: str) -> Any:
+        raise ValueError(f"{self._file} lacks the field {name!r}")
+
+
 def _check_component(file: Path, name: str, value: list[Any]) -> None:
     """Raise unless `value` is [library, class] of a library that is loaded from, or [null, null].
 

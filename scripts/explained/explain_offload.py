@@ -10,20 +10,17 @@ import diffusers
 import torch
 from rich.console import Console
 
-from models.apply import PLANS
 from models.checkpoints.builtin import checkpoint_folder
 from models.checkpoints.builtin_defaults import BUILTIN_NAMES
 from models.checkpoints.transformer_config import read_transformer_config
 from models.model_plan import ModelPlan
+from models.shapes import SHAPES
 from offload.residents import choose_residents, named_blocks, slots_for
 from offload.slab import BlockLayout
 from offload.tensors import split_tensors
 
 from ..run.loaded_dtypes import in_loaded_dtypes
 from ..run.settings import Settings
-
-SHAPE_TRANSFORMERS = {"cosmos3-nano": "Cosmos3OmniTransformer"}
-"""Shape names whose sizes are the defaults of a transformer class."""
 
 
 def explain_offload(settings: Settings, *, h2d_gb_per_s: float, console: Console) -> dict[str, Any] | None:
@@ -89,8 +86,9 @@ def explain_offload(settings: Settings, *, h2d_gb_per_s: float, console: Console
 
 
 def _plan_and_config(model: str) -> tuple[ModelPlan, dict[str, Any]] | None:
-    if model in SHAPE_TRANSFORMERS:
-        return PLANS[SHAPE_TRANSFORMERS[model]], {}
+    shape = SHAPES.get(model)
+    if shape is not None and shape.class_defaults:
+        return shape.plan, {}
     if model not in BUILTIN_NAMES and not Path(model).is_dir():
         return None
     with tempfile.TemporaryDirectory() as scratch:

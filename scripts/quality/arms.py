@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from models import parallelize
+from models.families import form_of_pipeline
 from parallel_attn import AttentionConfig, Strategy
 from parallel_attn.backends import DENSE_BACKENDS
 
 from ..generate import denoise
 from ..run import launch
-from ..run.pipelines import form_of
 from ..run.settings import Settings
 
 DENSE, CONTROL = "dense", "control"
@@ -52,7 +52,7 @@ def shoot(
     pipeline: Any, arm: Arm, settings: Settings, *, prompt: str, seed: int, mesh: DeviceMesh | None, decode: bool = True
 ) -> Take:
     """One clip through the real pipeline, which is left as it was; without `decode` the latents alone."""
-    cuda, form = settings.device == "cuda", form_of(pipeline)
+    cuda, form = settings.device == "cuda", form_of_pipeline(pipeline)
     decode = decode and launch.rank() == 0
     handle = parallelize(pipeline, mesh=mesh, attention=arm.attention, strategy=arm.strategy)
     try:

@@ -1,4 +1,4 @@
-"""The clips that all arms of a comparison make: one request, for several prompts."""
+"""The clips that all arms of a comparison make: one generation, for several prompts."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from models.checkpoints.builtin import checkpoint_folder
 from models.checkpoints.transformer_config import read_transformer_config
+from models.families import form_of_checkpoint
 from parallel_attn.errors import require
 
 from ..generate import load
 from ..run import launch
-from ..run.generation_flags import RequestOptions
-from ..run.pipelines import pipeline_form
+from ..run.generation_flags import GenerationFlags
 from ..run.settings import Settings
 from .prompts import choose_prompts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClipOptions(RequestOptions):
+class ClipOptions(GenerationFlags):
     """What every arm generates. Raises ValueError for what cannot be."""
 
     model: str = "cosmos3-pocket"
@@ -31,13 +31,13 @@ class ClipOptions(RequestOptions):
     """A prompt a line; a list that fits the model when left out."""
 
     def __post_init__(self) -> None:
-        RequestOptions.__post_init__(self)  # super() does not know a class that was made anew for its slots
+        GenerationFlags.__post_init__(self)  # super() does not know a class that was made anew for its slots
         if self.prompts < 1:
             raise ValueError(f"--prompts must be at least 1, got {self.prompts}")
 
     def settings(self, **more: Any) -> Settings:
         """The same as flags of `generate`, and `more` of them."""
-        return Settings(**{each.name: getattr(self, each.name) for each in fields(RequestOptions)}, **more)
+        return Settings(**{each.name: getattr(self, each.name) for each in fields(GenerationFlags)}, **more)
 
     def chosen_prompts(self, folder: Path) -> list[str]:
         """See `choose_prompts`."""
@@ -49,13 +49,13 @@ def check(clips: ClipOptions, settings: Settings, folder: Path) -> list[str]:
     if settings.device == "cuda":
         launch.check_gpus(settings.parallel.ulysses, flag="--device cuda")
     require(settings.head_refusals(*read_transformer_config(folder)))
-    pipeline_form(folder).check(settings, folder)
+    form_of_checkpoint(folder).check(settings, folder)
     return clips.chosen_prompts(folder)
 
 
 def quiet_pipeline(folder: Path, settings: Settings) -> Any:
     """The pipeline of a checkpoint, which shows no progress of its own."""
-    pipeline = load(folder, pipeline_form(folder), settings)
+    pipeline = load(folder, form_of_checkpoint(folder), settings)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

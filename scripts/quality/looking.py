@@ -11,12 +11,11 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from models import parallelize
-from models.apply import PLANS
+from models.families import PLANS, form_of_pipeline
 from parallel_attn import Strategy
 from parallel_attn.strategy import DENSE, BlockSparse, Table
 
 from ..generate import denoise
-from ..run.pipelines import form_of
 from ..run.settings import Settings
 from .arms import Arm, base_attention
 from .capture import Captured, Cell, spread, watching
@@ -29,8 +28,8 @@ MOST_STEPS, MOST_LAYERS = 3, 4
 def look(
     pipeline: Any, arms: Sequence[Arm], settings: Settings, *, mesh: DeviceMesh | None
 ) -> dict[tuple[str, Cell], Loss]:
-    """What each arm's selections would lose, by its name and cell, on the request of `settings`."""
-    steps, layers = settings.request().steps, layers_of(pipeline)
+    """What each arm's selections would lose, by its name and cell, on the generation of `settings`."""
+    steps, layers = settings.generation().steps, layers_of(pipeline)
     planned = {arm.name: cells_of(arm.strategy.table(steps=steps, layers=layers)) for arm in arms}
     found: dict[tuple[str, Cell], Loss] = {}
     for order in sorted({arm.strategy.token_order for arm in arms}):
@@ -72,7 +71,7 @@ def watch_dense_run(
     handle = parallelize(pipeline, mesh=mesh, attention=base_attention(settings), strategy=strategy)
     try:
         with watching(handle, cells, measure):
-            denoise(pipeline, form_of(pipeline), settings, decode=False)
+            denoise(pipeline, form_of_pipeline(pipeline), settings, decode=False)
     finally:
         handle.remove()
 

@@ -106,7 +106,7 @@ def _context(settings: Settings, folder: Path, dense: Result) -> dict[str, Any]:
     return {
         "model": settings.model,
         "checkpoint": checkpoint_digest(folder),
-        "request": asdict(settings.request()),
+        "request": asdict(settings.generation()),
         "prompts": len(dense.pairs),
         "first_seed": settings.seed,
         "dtype": str(settings.torch_dtype),

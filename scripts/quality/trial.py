@@ -50,7 +50,7 @@ class Trial:
 
     pipeline: Any
     settings: Settings
-    """The request; prompt and seed are replaced, one after the other."""
+    """The generation; prompt and seed are replaced, one after the other."""
     recipes: Sequence[Arm]
     prompts: Sequence[str]
     mesh: DeviceMesh | None = None

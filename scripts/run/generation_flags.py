@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 
 from models.checkpoints.builtin import generation_defaults
-from models.sizes import GenerationDefaults
+from models.sizes import Generation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RequestOptions:
-    """One request; the checkpoint's own value for what is left out. Raises ValueError for what cannot be."""
+class GenerationFlags:
+    """One generation; the checkpoint's own value for what is left out. Raises ValueError for what cannot be."""
 
     model: str
     """A built-in name (cosmos3-pocket, cosmos3-tiny, h3-tiny, wan-tiny, qwen-image-tiny) or a folder in the diffusers
@@ -49,8 +49,8 @@ class RequestOptions:
         name = self.dtype or ("bfloat16" if self.device == "cuda" else "float32")
         return getattr(torch, name)
 
-    def request(self) -> GenerationDefaults:
-        """The request with the checkpoint's own value for whatever was left out."""
+    def generation(self) -> Generation:
+        """Its numbers, with the checkpoint's own value for whatever was left out."""
         own = generation_defaults(self.model)
-        given = {each.name: getattr(self, each.name) for each in fields(GenerationDefaults)}
-        return GenerationDefaults(**{n: getattr(own, n) if v is None else v for n, v in given.items()})
+        given = {each.name: getattr(self, each.name) for each in fields(Generation)}
+        return Generation(**{n: getattr(own, n) if v is None else v for n, v in given.items()})

@@ -13,11 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from models import parallelize
 from models.checkpoints.builtin import checkpoint_folder
+from models.families import form_of_checkpoint
+from models.pipeline_form import PipelineForm
 from models.tolerance import parity_bound
 from parallel_attn import AttentionPlan, KVPrefix, ParallelAttention, Request, init_ulysses_mesh, local_rows
 
 from ..generate import load
-from .pipelines import PipelineForm, pipeline_form
 from .settings import Settings
 
 REQUESTS = {
@@ -94,7 +95,7 @@ def attention_inputs(
 def compare_pipeline(mesh: DeviceMesh, settings: Settings, folder: Path) -> dict[str, Any]:
     """Final latents of all ranks against one rank and against the stock pipeline, and the bound of both."""
     checkpoint_folder(folder, scratch=folder)  # makes the classes of the checkpoint known to this process
-    form = pipeline_form(folder)
+    form = form_of_checkpoint(folder)
     pipeline = load(folder, form, settings)
     pipeline.set_progress_bar_config(disable=True)
     stock = final_latents(pipeline, form, settings)
@@ -105,7 +106,7 @@ def compare_pipeline(mesh: DeviceMesh, settings: Settings, folder: Path) -> dict
         handle.remove()
     alone, together = found
     scale, response = measure_rounding(pipeline, form, settings, stock)
-    request = settings.request()
+    generation = settings.generation()
     return {
         "max_abs_diff": (together - alone).abs().max().item(),
         "max_abs_diff_stock": (together - stock).abs().max().item(),
@@ -113,8 +114,8 @@ def compare_pipeline(mesh: DeviceMesh, settings: Settings, folder: Path) -> dict
         "response": response,
         "bound": parity_bound(
             dtype=settings.torch_dtype,
-            steps=request.steps,
-            guidance_scale=request.guidance_scale,
+            steps=generation.steps,
+            guidance_scale=generation.guidance_scale,
             scale=scale,
             response=response,
         ),

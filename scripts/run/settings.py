@@ -16,7 +16,7 @@ from parallel_attn import AttentionConfig, ParallelConfig, Refusal
 from parallel_attn.backends.platform import check_backend_names
 from parallel_attn.strategy import Policy
 
-from .generation_flags import RequestOptions
+from .generation_flags import GenerationFlags
 from .outputs import check_output
 from .spelling import SpelledErrors, refuse
 
@@ -42,7 +42,7 @@ class AttentionSettings(AttentionConfig):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings(RequestOptions):
+class Settings(GenerationFlags):
     """One generation."""
 
     prompt: str = ""
@@ -80,9 +80,9 @@ class Settings(RequestOptions):
             raise ValueError("--prompt and --prompt-embeds exclude each other; give one")
         if self.out is None:
             raise ValueError("--out is missing; name the .mp4 (or, for one frame, .png) to write")
-        suffix = ".png" if self.request().frames == 1 else ".mp4"
+        suffix = ".png" if self.generation().frames == 1 else ".mp4"
         if self.out.suffix != suffix:
-            raise ValueError(f"--out {self.out} must end in {suffix} for --frames {self.request().frames}")
+            raise ValueError(f"--out {self.out} must end in {suffix} for --frames {self.generation().frames}")
         if writes:
             check_output(self.out, flag="--out")
         if self.trace is not None:

@@ -22,22 +22,19 @@ refuse = RefusalTable(
             "the package cosmos_guardrail is not installed",
             "pip install cosmos_guardrail, or leave the flag out",
         ),
-        "not-built": (
-            "{flag}",
-            "this part is not built yet",
-            "{instead}",
-        ),
     }
 )
 
 _GROUPS = {"ParallelConfig": "parallel", "AttentionConfig": "attention", "OffloadConfig": "offload"}
 _SETTING = re.compile(rf"\b({'|'.join(_GROUPS)})\.([\w…]+)")
+_OF_COMMAND = re.compile(r"\bSettings\.(\w+)")
 _OF_STRATEGY = re.compile(r"\bStrategy\.(\w+) (\w+)")
 
 
 def spelled(text: str) -> str:
     """`text` of the library with the flags of the commands: ParallelConfig.ring is --parallel.ring."""
     text = _SETTING.sub(lambda found: f"--{_GROUPS[found[1]]}.{found[2].replace('_', '-')}", text)
+    text = _OF_COMMAND.sub(lambda found: f"--{found[1].replace('_', '-')}", text)
     return _OF_STRATEGY.sub(r"--attention.override \1=\2", text)
 
 

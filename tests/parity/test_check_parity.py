@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from models.checkpoints.builtin import checkpoint_folder
+from models.families import FORMS
 from models.tolerance import parity_bound
 from scripts.check_parity import Options, judge
 from scripts.run.parity import compare, measure_rounding
-from scripts.run.pipelines import FORMS
 from scripts.run.settings import Settings
 from tests.support.forks import run_program
 

@@ -177,7 +177,7 @@ def test_a_pipeline_the_scripts_cannot_call_is_refused(tmp_path):
     folder = write_wan_tiny(tmp_path / "checkpoint")
     index = folder / "model_index.json"
     index.write_text(index.read_text().replace('"WanPipeline"', '"WanVideoToVideoPipeline"'))
-    with pytest.raises(UnsupportedError, match=r"--model with a WanVideoToVideoPipeline.*WanPipeline, QwenImage"):
+    with pytest.raises(UnsupportedError, match=r"--model with a WanVideoToVideoPipeline.*QwenImagePipeline, Wan"):
         generate.main(settings(tmp_path, ["--model", str(folder)]))
 
 

@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 
 from models.checkpoints.builtin import checkpoint_folder
 from models.checkpoints.tiny_h3 import byte_embeddings, write_h3_tiny
+from models.families import form_of_checkpoint
 from parallel_attn import UnsupportedError
 from scripts import generate
 from scripts.check_parity import Options, judge
 from scripts.explain import ExplainSettings
 from scripts.explain import main as explain
 from scripts.run.parity import compare, final_latents
-from scripts.run.pipelines import pipeline_form
 from scripts.run.settings import Settings
 
 
@@ -64,7 +64,7 @@ def test_a_folder_takes_embeddings_and_a_first_frame(tmp_path, folder, embedding
     def latents(*flags: str, model: str | Path = folder) -> torch.Tensor:
         given = settings(tmp_path, *flags, model=model)
         at = checkpoint_folder(model, scratch=tmp_path)
-        form = pipeline_form(at)
+        form = form_of_checkpoint(at)
         return final_latents(generate.load(at, form, given), form, given)
 
     from_file = ("--prompt-embeds", str(embeddings), *SMALL)

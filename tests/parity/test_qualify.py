@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from models.checkpoints.builtin import checkpoint_folder
+from models.families import form_of_checkpoint
 from parallel_attn import BlockSparse, init_ulysses_mesh
 from parallel_attn.selection import SubBlock, TopK
 from parallel_attn.strategy import read_document, strategy_from
@@ -29,7 +30,6 @@ from scripts.quality.selection_loss import Loss
 from scripts.quality.sensitivity import strategy_of
 from scripts.quality.trial import Trial, run
 from scripts.quality.verdict import Bounds, judge_all
-from scripts.run.pipelines import pipeline_form
 from scripts.run.settings import Settings
 from scripts.train.recipe import POCKET
 from tests.support import strategies
@@ -52,7 +52,7 @@ SELECTORS = {
 def qualified(tmp_path_factory):
     settings = Settings(model="cosmos3-pocket", steps=STEPS, frames=FRAMES, guidance_scale=1.0)
     folder = checkpoint_folder("cosmos3-pocket", scratch=tmp_path_factory.mktemp("scratch"))
-    pipeline = load(folder, pipeline_form(folder), settings)
+    pipeline = load(folder, form_of_checkpoint(folder), settings)
     pipeline.set_progress_bar_config(disable=True)
     methods = {name: BlockSparse(selector=each, geometry=geometry(64, 64)) for name, each in SELECTORS.items()}
     recipes = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from models import parallelize
-from models.apply import PLANS
+from models.families import PLANS
 from models.token_order import TokenOrder
 from models.tolerance import parity_bound
 from parallel_attn import AttentionPlan, Strategy

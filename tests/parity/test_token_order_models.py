@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from models import parallelize
-from models.minimax_h3 import raster_grid
 from parallel_attn.mesh import init_ulysses_mesh
 from parallel_attn.selection import serpentine_order
 from tests.support import qwen_inputs, wan_inputs
@@ -131,25 +130,6 @@ def _two_ranks(rank: int, world_size: int, name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_keep_the_blocks_and_compute_the_numbers_of_one(ranks, name):
     ranks(2, _two_ranks, name)
-
-
-def _coordinates(grid: Grid) -> Tensor:
-    return torch.stack(torch.meshgrid(*(torch.arange(n) * 1.5 for n in grid), indexing="ij"), dim=-1).flatten(0, 2)
-
-
-def test_coordinates_tell_their_grid():
-    for grid in ((4, 4, 6), (1, 3, 5), (3, 1, 1), (1, 1, 1)):
-        assert raster_grid(_coordinates(grid)) == grid
-    video = _coordinates((2, 3, 4))
-    keyframe_before_it = torch.cat([video[:12], video])  # both at the time of the first frame
-    for rows in (
-        video[:-1],
-        video[torch.randperm(24, generator=torch.Generator().manual_seed(0))],
-        keyframe_before_it,
-        video[:, [1, 0, 2]],
-        video[:0],
-    ):
-        assert raster_grid(rows) is None
 
 
 def test_a_video_in_another_order_than_its_grid_stays_as_it_is():

@@ -22,8 +22,8 @@ CONTEXT = multiprocessing.get_context("forkserver")
 # What programs and ranks import, but no module that is itself run as a program.
 CONTEXT.set_forkserver_preload([
     "tests.support.cosmos3_inputs", "tests.support.h3_inputs", "tests.support.qwen_inputs", "tests.support.wan_inputs",
-    "tests.support.model_parity", "scripts.run.launch", "scripts.run.media", "scripts.run.parity",
-    "scripts.run.pipelines", "scripts.run.settings", "scripts.run.trace",
+    "tests.support.model_parity", "models.h3_pipeline", "scripts.run.launch", "scripts.run.media",
+    "scripts.run.parity", "scripts.run.settings", "scripts.run.trace",
 ])  # fmt: skip
 
 

@@ -38,4 +38,4 @@ class DenseBackend(Protocol):
 
 _dense: list[DenseBackend] = [Fa4(), Fa3(), Reference(), *(Sdpa(kernel) for kernel in SDPA_KERNELS)]
 DENSE_BACKENDS: dict[str, DenseBackend] = {backend.name: backend for backend in _dense}
-"""Every dense backend by the name `--attention.dense-backend` takes."""
+"""Every dense backend by the name `AttentionConfig.dense_backend` takes."""

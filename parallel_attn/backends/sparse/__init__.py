@@ -44,4 +44,4 @@ class SparseBackend(Protocol):
 
 _sparse: list[SparseBackend] = [Fa4Sparse(), CudnnSparse(), FlexSparse(), ReferenceSparse()]
 SPARSE_BACKENDS: dict[str, SparseBackend] = {backend.name: backend for backend in _sparse}
-"""Every block-sparse backend by the name `--attention.sparse-backend` takes."""
+"""Every block-sparse backend by the name `AttentionConfig.sparse_backend` takes."""

@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from models import parallelize
 from models.checkpoints.tiny_h3 import write_h3_tiny
 from models.h3_pipeline import MiniMaxH3Pipeline
-from models.minimax_h3 import MiniMaxH3Processor, shard_streams
+from models.minimax_h3 import MiniMaxH3Processor
 from parallel_attn import UnsupportedError
 from tests.support.cosmos3_inputs import tiny_transformer
 from tests.support.h3_inputs import BOUND, LAYOUTS, REFERENCE, h3_arguments, h3_transformer
@@ -40,12 +40,6 @@ def test_every_layout_is_what_stock_diffusers_computes(layout):
     assert torch.equal(pair[0], got.sample)
     assert torch.equal(pair[1], got.audio_sample)
     assert handle.report()["conditions"] == "may be pruned"
-
-
-def test_a_stream_is_split_where_its_rows_are():
-    shard = shard_streams({"x": torch.tensor([5, 0, 3, 6])}, rows=7, degree=3)["x"]  # rows 0-2, 3-4, 5-6
-    assert shard.sizes == (1, 1, 2)
-    assert [shard.local(rank).tolist() for rank in range(3)] == [[1], [2], [0, 3]]
 
 
 def test_the_refiner_stays_stock_and_remove_restores_everything():

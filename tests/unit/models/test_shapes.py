@@ -6,10 +6,8 @@ import json
 
 import pytest
 
-from models.apply import PLANS
 from models.checkpoints.builtin import checkpoint_folder, generation_defaults
 from models.shapes import SHAPES, shape_of_checkpoint
-from models.sizes import SIZES
 
 
 @pytest.mark.parametrize(
@@ -33,7 +31,7 @@ def test_rows(name, request_of_shape, rows):
 
 
 def test_qwen_image_makes_one_image():
-    with pytest.raises(ValueError, match="--frames 5: qwen-image makes one image"):
+    with pytest.raises(ValueError, match="Settings.frames 5: qwen-image makes one image"):
         SHAPES["qwen-image"].rows(5, 1024, 1024)
 
 
@@ -64,7 +62,3 @@ def test_a_checkpoint_without_the_scales_of_its_vae_is_an_error(tmp_path, keys):
     (tmp_path / "vae" / "config.json").write_text(json.dumps(dict.fromkeys(keys, 16)))
     with pytest.raises(ValueError, match=r"no vae/config\.json with scale_factor_temporal"):
         shape_of_checkpoint(tmp_path)
-
-
-def test_every_model_of_the_library_has_the_sizes_of_its_requests():
-    assert set(SIZES) == {plan.name for plan in PLANS.values()}

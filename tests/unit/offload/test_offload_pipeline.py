@@ -105,7 +105,7 @@ def test_an_interrupted_request_leaves_the_next_one_right():
 
 
 def test_every_parameter_of_a_layer_has_its_tower():
-    groups = {name: COSMOS3.weight_group(name) for name, _ in tiny_transformer().layers[0].named_parameters()}
+    groups = {name: COSMOS3.plan.weight_group(name) for name, _ in tiny_transformer().layers[0].named_parameters()}
     assert {name for name, group in groups.items() if group == "text"} == {
         "self_attn.to_q.weight", "self_attn.to_k.weight", "self_attn.to_v.weight", "self_attn.to_out.weight",
         "self_attn.norm_q.weight", "self_attn.norm_k.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight",
@@ -125,7 +125,7 @@ def test_weights_that_are_not_needed_are_never_read():
     def spoil(layer, args):
         if args[0].shape[0] == 0:
             for name, parameter in layer.named_parameters():
-                if COSMOS3.weight_group(name) == "text":
+                if COSMOS3.plan.weight_group(name) == "text":
                     parameter.data.fill_(float("nan"))
             seen.append(layer)
 

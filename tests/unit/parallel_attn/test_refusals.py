@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import re
 from pathlib import Path
@@ -99,6 +100,12 @@ def test_the_library_names_settings_and_commands_name_flags():
     assert "ParallelConfig.ring 2: ring" in str(ParallelConfig(ring=2).refusals()[0])
     assert spelled("ParallelConfig.stall_timeout of OffloadConfig") == "--parallel.stall-timeout of OffloadConfig"
     assert spelled("Strategy.token_order raster") == "--attention.override token_order=raster"
+    assert spelled("Settings.prompt_embeds x") == "--prompt-embeds x"
+    for package in ("parallel_attn", "offload", "models"):
+        for file in (ROOT / package).rglob("*.py"):
+            texts = [node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)]
+            found = re.findall(r"--[a-z][a-z.-]+", " ".join(text for text in texts if isinstance(text, str)))
+            assert set(found) <= {"--nproc-per-node", "--enable-tvm-ffi"}, file
     told = "\n".join(map(str, rows()))
     assert not re.search(r"(Parallel|Attention|Offload)Config|Strategy\.", told)
 

@@ -100,7 +100,7 @@ def test_every_script_takes_the_flags_of_a_request(script, tmp_path):
     own = {qualify: ["--recipes", "cosmos3-switch"]}.get(script, [])
     clips = tyro.cli(script.Options, args=[*own, "--out", str(tmp_path / "a.json"), *flags.split()]).clips
     settings = clips.settings()
-    assert asdict(settings.request()) == dict(height=32, width=48, frames=5, fps=12, steps=3, guidance_scale=2.0)
+    assert asdict(settings.generation()) == dict(height=32, width=48, frames=5, fps=12, steps=3, guidance_scale=2.0)
     assert (settings.seed, settings.torch_dtype) == (7, torch.bfloat16)
     with pytest.raises(ValueError, match="--height must be at least 1, got 0"):
         replace(clips, height=0)
