@@ -165,6 +165,7 @@ def _latents(vae: Mapping[str, Any], frames: int, height: int, width: int) -> tu
 
 
 def _check(settings: FormSettings, folder: Path) -> None:
+    # Imports of diffusers' pipelines stand in functions: they cost time, which a command's help should not pay.
     from diffusers.modular_pipelines.minimax_h3.modular_pipeline import MINIMAX_H3_FPS, align_num_frames
 
     generation = settings.generation()
@@ -209,7 +210,7 @@ def _check_embeddings(file: Path, *, channels: int) -> None:
 
 def _load(folder: Path, settings: FormSettings) -> Any:
     """The `MiniMaxH3Pipeline` with what the generation needs."""
-    from .h3_pipeline import MiniMaxH3Pipeline  # imports diffusers' blocks, which a command's help should not pay
+    from .h3_pipeline import MiniMaxH3Pipeline
 
     return MiniMaxH3Pipeline.from_pretrained(
         folder,

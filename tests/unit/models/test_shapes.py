@@ -31,7 +31,7 @@ def test_rows(name, request_of_shape, rows):
 
 
 def test_qwen_image_makes_one_image():
-    with pytest.raises(ValueError, match="Settings.frames 5: qwen-image makes one image"):
+    with pytest.raises(ValueError, match=r"Settings\.frames 5: qwen-image makes one image"):
         SHAPES["qwen-image"].rows(5, 1024, 1024)
 
 
