@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -178,8 +179,12 @@ def test_a_failed_registration_leaves_no_error_behind(monkeypatch, code):
 
 
 def test_each_source_is_dropped_before_the_next_block_is_copied(monkeypatch):
-    size = 40 << 20  # above the largest threshold up to which malloc keeps freed memory
-    model = nn.ModuleList(nn.Linear(size // 4096, 1024, bias=False) for _ in range(4))
+    size, private = 40 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    model = nn.ModuleList(nn.Linear(size // 4096, 1024, bias=False, device="meta") for _ in range(4))
+    for block in model:  # on pages of their own, which are given back when they are freed; malloc may keep its pages
+        weight = torch.frombuffer(mmap.mmap(-1, size, flags=private), dtype=torch.float32).view_as(block.weight)
+        block.weight = nn.Parameter(weight.fill_(1), requires_grad=False)
+    del block, weight
     rss = lambda: int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024  # noqa: E731
     seen = [rss()]
     fill = HostBlock.fill
