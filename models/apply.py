@@ -12,6 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from parallel_attn import AttentionConfig, AttentionPlan, BlockSparse, ParallelAttention, Strategy
 from parallel_attn.errors import Refusal, require
+from parallel_attn.mesh import ulysses_group
+from parallel_attn.ranks import Peers
 
 from .families import PLANS
 from .handle import Handle
@@ -29,17 +31,19 @@ def parallelize(
     attention: AttentionConfig | None = None,
     strategy: Strategy | BlockSparse | str | Path | None = None,
     model_plan: ModelPlan | None = None,
+    peers: Peers | None = None,
     **options: Any,
 ) -> Handle:
     """Run the attention of a diffusers pipeline, or of a bare transformer, by strict Ulysses over `mesh`.
 
     Changes this one instance in place and returns a handle whose `remove()` restores it. `mesh` has an axis
-    "ulysses" (`init_ulysses_mesh`); None is degree 1. `strategy`: the attention method by step and layer, or a recipe's
-    name or file; None takes the one in a pipeline's checkpoint folder, if there is one, and "off" does not.
-    `model_plan`: describes a transformer class that this library has no plan for. A pipeline's scheduler tells the
-    steps; with a bare transformer, `handle.denoising(total)` does. A pipeline's second transformer (Wan 2.2, and
-    MiniMax-H3's for references) shares the state of the first: one clock, one strategy, one record. Every rank calls
-    this with the same arguments. Raises `UnsupportedError` with all reasons, or ValueError, changing nothing.
+    "ulysses" (`init_mesh`); None is degree 1. `peers`: a watch over its ranks (`watch_over`), which the caller closes;
+    without one the ranks vote and nobody watches. Nothing is started here. `strategy`: the attention method by step and
+    layer, or a recipe's name or file; None takes the one in a pipeline's checkpoint folder, if there is one, and "off"
+    does not. `model_plan`: describes a transformer class that this library has no plan for. A pipeline's scheduler
+    tells the steps; with a bare transformer, `handle.denoising(total)` does. A pipeline's second transformer (Wan 2.2,
+    and MiniMax-H3's for references) shares the state of the first: one clock, one strategy, one record. Every rank
+    calls this with the same arguments. Raises `UnsupportedError` with all reasons, or ValueError, changing nothing.
 
     Options of one model alone: `keep_text` (Cosmos3): reuse the text K/V over steps; None decides, True insists.
     `protect_conditions` (MiniMax-H3): no selection drops text, conditions and audio, whose own rows stay dense.
@@ -47,12 +51,15 @@ def parallelize(
     pipeline = None if isinstance(model, nn.Module) else model
     transformers = [model] if pipeline is None else _transformers(pipeline)
     found = [(model_plan or PLANS.get(type(each).__name__), each) for each in transformers]
-    require(refusal for spec, each in found for refusal in _refusals(spec, each, mesh))
+    group = ulysses_group(mesh)
+    degree = 1 if group is None else group.size()
+    require(refusal for spec, each in found for refusal in _refusals(spec, each, degree=degree))
     specs = [(spec, each) for spec, each in found if spec is not None]
     for spec, _ in specs:
         _check_options(spec, options)
     layers = _layers(specs)
-    plan = AttentionPlan(mesh=mesh, config=attention, strategy=_strategy(strategy, pipeline), layers=layers)
+    method = _strategy(strategy, pipeline)
+    plan = AttentionPlan(mesh=mesh, config=attention, strategy=method, layers=layers, peers=peers)
     order = plan.strategy.rule.token_order
     require(
         refuse("token-order", order=order, model=spec.name, known=" and ".join(spec.token_orders))
@@ -120,7 +127,7 @@ def _strategy(asked: Strategy | BlockSparse | str | Path | None, pipeline: Any |
     return policy_of(Path(source) if source else None, recipe=asked).strategy
 
 
-def _refusals(spec: ModelPlan | None, transformer: nn.Module, mesh: DeviceMesh | None) -> list[Refusal]:
+def _refusals(spec: ModelPlan | None, transformer: nn.Module, *, degree: int) -> list[Refusal]:
     name = type(transformer).__name__
     if spec is None or spec.transformer != name:
         return [refuse("model", transformer=name, known=", ".join(PLANS) if spec is None else spec.transformer)]
@@ -130,7 +137,6 @@ def _refusals(spec: ModelPlan | None, transformer: nn.Module, mesh: DeviceMesh |
         found.append(refuse("already-applied", transformer=name, state=state))
     if getattr(transformer, "is_cache_enabled", False):
         found.append(refuse("step-cache", config=type(transformer._cache_config).__name__, transformer=name))
-    degree = 1 if mesh is None else mesh["ulysses"].size()
     return found + spec.heads(transformer.config).refusals(degree=degree)
 
 

@@ -7,10 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
+
+from offload import LayerwiseOffload, ModelOffload, OffloadConfig
 
 from .loop import Loop
 from .model_plan import ModelPlan, Seams
+from .offloading import offload_pipeline
 
 
 class Handle:
@@ -48,6 +52,16 @@ class Handle:
     def advance(self) -> None:
         """The current step of `denoising` is done."""
         self.loop.plan.clock.advance()
+
+    def offload(self, config: OffloadConfig, *, device: torch.device | str) -> ModelOffload | LayerwiseOffload | None:
+        """CPU offload of the pipeline, or of the bare transformer: on all ranks or, with the same error, on none.
+
+        As `models.offloading.offload_pipeline`, which knows nothing of other ranks: here what the host must hold is
+        counted for every rank on it. Returns the offload's own handle, None for mode none.
+        """
+        peers = self.loop.plan.peers
+        model = self.loop.pipeline or self.loop.transformer
+        return offload_pipeline(model, config, device=device, local_ranks=peers.ranks_of_this_host(), agree=peers.vote)
 
     def warm_up(self, run: Callable[[int], object], *, total: int) -> dict[str, int]:
         """Visit every layout a request of `total` steps reaches, so that later ones compile and build nothing.

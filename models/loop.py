@@ -34,6 +34,11 @@ class Loop:
         self._scheduler = None if pipeline is None else weakref.ref(pipeline.scheduler)
 
     @property
+    def pipeline(self) -> Any | None:
+        """The pipeline that was parallelized; None for a bare transformer, and once the pipeline is gone."""
+        return None if self._pipeline is None else self._pipeline()
+
+    @property
     def has_scheduler(self) -> bool:
         """Whether a scheduler tells the steps (a pipeline was given)."""
         return self._scheduler is not None
@@ -46,9 +51,9 @@ class Loop:
     @property
     def scheduler_swapped(self) -> bool:
         """Whether the pipeline now holds another scheduler than the bound one, so its steps are not counted."""
-        if self._pipeline is None or self._scheduler is None:
+        if self._scheduler is None:
             return False
-        pipeline = self._pipeline()
+        pipeline = self.pipeline
         return pipeline is not None and pipeline.scheduler is not self._scheduler()
 
     def check_step(self, announced: int | None) -> None:

@@ -4,7 +4,7 @@ from .attention import ParallelAttention
 from .config import AttentionConfig, ParallelConfig
 from .errors import Refusal, UnsupportedError
 from .heads import Heads, legal_degrees
-from .mesh import init_ulysses_mesh
+from .mesh import init_mesh, init_ulysses_mesh, watch_over
 from .plan import AttentionPlan
 from .request import KVPrefix, Request, local_rows, shard_rows
 from .strategy import BlockSparse, Strategy
@@ -21,8 +21,10 @@ __all__ = [
     "Request",
     "Strategy",
     "UnsupportedError",
+    "init_mesh",
     "init_ulysses_mesh",
     "legal_degrees",
     "local_rows",
     "shard_rows",
+    "watch_over",
 ]

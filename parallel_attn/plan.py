@@ -21,11 +21,9 @@ from .config import AttentionConfig
 from .dispatch import Dispatch, Work
 from .errors import Refusal, require
 from .exchange import Axis, gather_rows_of_heads, local_heads, scatter_heads
-from .mesh import ulysses_group
+from .mesh import peers_on, ulysses_group
 from .ops import register_plan
-from .ranks import Alone, Peers
-from .ranks.liveness import liveness_of
-from .ranks.votes import Digest
+from .ranks import Digest, Peers
 from .record import ExecutionRecord
 from .request import Request, local_rows
 from .strategy import BlockSparse, CurrentStrategy, Now, StepClock, Strategy
@@ -57,15 +55,18 @@ class AttentionPlan:
         config: AttentionConfig | None = None,
         strategy: Strategy | BlockSparse | None = None,
         layers: int | None = None,
+        peers: Peers | None = None,
     ) -> None:
         """`strategy`: the method of every call, by step and layer or one for all; None is dense.
 
-        `layers`: how many the model has; None where the strategy treats all alike.
+        `layers`: how many the model has; None where the strategy treats all alike. `peers`: a watch over the ranks of
+        the mesh (`watch_over`); without one the ranks vote and nobody watches. Starts nothing; ranks make their plans
+        in one order.
         """
         self.config = config or AttentionConfig()
         require(self.config.refusals())
         group = ulysses_group(mesh)
-        self.peers: Peers = liveness_of(group) if group is not None and group.size() > 1 else Alone()
+        self.peers = peers_on(mesh) if peers is None else peers
         self.axis = Axis(group, exchanging=self.peers.exchanging)
         self.clock = StepClock()
         self.record = ExecutionRecord()

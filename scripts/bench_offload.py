@@ -33,17 +33,15 @@ import tyro
 from accelerate import cpu_offload_with_hook
 from diffusers import Cosmos3OmniTransformer
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from models import parallelize
-from models.offloading import offload_pipeline
 from offload import LayerwiseOffload, ModelOffload, OffloadConfig
 from offload.prediction import predict
-from parallel_attn import init_ulysses_mesh
 
 from .bench.offload_case import Machine, arguments_of, build
 from .bench.turns import turns
 from .run import launch
+from .run.together import Together, together
 
 WARM_UP = 2
 """Steps: the first one computes the text, the second one learns that it is kept."""
@@ -109,16 +107,16 @@ class Arm:
         self.output = self.transformer(**arguments).sample[0]
 
 
-def make_arm(name: str, machine: Machine, options: Options, mesh: DeviceMesh | None, undo: ExitStack) -> Arm:
+def make_arm(name: str, machine: Machine, options: Options, ranks: Together, undo: ExitStack) -> Arm:
     """A parallelized model inside a denoising loop, placed as its name says."""
     start = time.perf_counter()
     before, pinned = machine.allocated(), machine.pinned()
     arm = Arm(name, build(machine, layers=options.layers, tiny=options.width == "tiny"))
-    handle = parallelize(arm.transformer, mesh=mesh, strategy=options.recipe)
+    handle = parallelize(arm.transformer, mesh=ranks.mesh, peers=ranks.peers, strategy=options.recipe)
     undo.enter_context(handle.denoising(1_000_000))
     if name.startswith("layerwise"):
         config = OffloadConfig(mode="layerwise", resident_blocks=options.resident if "resident" in name else 0)
-        offload = offload_pipeline(arm.transformer, config, device=machine.device, local_ranks=launch.world_size())
+        offload = handle.offload(config, device=machine.device)
         assert isinstance(offload, LayerwiseOffload)
         arm.offload, arm.pinned_bytes = offload, offload.report()["host_bytes"]
     elif name == "diffusers group offload":
@@ -214,15 +212,19 @@ def main() -> dict[str, Any]:
     options.check()
     ranks, start = launch.world_size(), time.perf_counter()
     names: tuple[str, ...] = ("resident", "layerwise", "layerwise, some resident", "diffusers group offload")
-    with launch.process_group(options.device, timeout=600.0), torch.no_grad(), ExitStack() as undo:
+    with (
+        launch.process_group(options.device, timeout=600.0),
+        together(ranks, device_type=options.device) as those,
+        torch.no_grad(),
+        ExitStack() as undo,
+    ):
         machine = Machine(options.device)
-        mesh = init_ulysses_mesh(ranks, device_type=options.device) if ranks > 1 else None
-        names = names if mesh is None else names[:2]
-        arms = [make_arm(name, machine, options, mesh, undo) for name in names]
+        names = names if ranks == 1 else names[:2]
+        arms = [make_arm(name, machine, options, those, undo) for name in names]
         rows = time_steps(arms, machine, options, rows=options.rows, case="compute-bound")
         rows += time_steps(arms, machine, options, rows=options.small_rows, case="copy-bound")
         arms.clear()
-        rows += [] if mesh else time_switches(machine, options)
+        rows += [] if ranks > 1 else time_switches(machine, options)
     return {
         "ranks": ranks,
         "hardware": torch.cuda.get_device_name() if machine.cuda else f"{platform.machine()} CPU",

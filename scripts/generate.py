@@ -25,22 +25,20 @@ from typing import Any
 import diffusers
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from models import Handle, parallelize
 from models.checkpoints.builtin import checkpoint_folder
 from models.checkpoints.transformer_config import read_transformer_config
 from models.families import form_of_checkpoint
 from models.model_refusals import refuse
-from models.offloading import offload_pipeline
 from models.pipeline_form import PipelineForm
 from models.shapes import shape_of_checkpoint
-from offload import LayerwiseOffload, ModelOffload
-from parallel_attn import Strategy, init_ulysses_mesh
+from parallel_attn import Strategy
 from parallel_attn.errors import require
 
 from .run import launch, media
 from .run.settings import Settings
+from .run.together import Together, together
 from .run.trace import tracing
 
 
@@ -58,13 +56,15 @@ def main(settings: Settings) -> dict[str, Any]:
         layers = shape_of_checkpoint(folder, name=settings.model).layers
         # What does not fit is said before weights load.
         strategy.table(steps=settings.generation().steps, layers=layers)
-        with launch.process_group(settings.device, timeout=settings.parallel.stall_timeout):
-            degree, limit = settings.parallel.ulysses, settings.parallel.stall_timeout
-            # First of all, so that the ranks watch over each other while weights load.
-            mesh = init_ulysses_mesh(degree, device_type=settings.device, stall_timeout=limit) if degree > 1 else None
+        degree, limit = settings.parallel.ulysses, settings.parallel.stall_timeout
+        with (
+            launch.process_group(settings.device, timeout=limit),
+            # Before anything else, so that the ranks watch over each other while weights load.
+            together(degree, device_type=settings.device, stall_timeout=limit) as ranks,
+        ):
             pipeline = load(folder, form, settings)
-            handle = apply(pipeline, mesh, settings, strategy)
-            offload = offload_weights(pipeline, handle, settings)
+            handle = apply(pipeline, ranks, settings, strategy)
+            offload = handle.offload(settings.offload, device=settings.device)
             with tracing(settings.trace, handle.attention_modules):
                 output, latents, seconds = denoise(pipeline, form, settings, decode=launch.rank() == 0)
             digest = agreed_digest(latents)
@@ -87,28 +87,16 @@ def load(folder: Path, form: PipelineForm, settings: Settings) -> Any:
     return pipeline if settings.offload.mode != "none" else pipeline.to(settings.device)
 
 
-def apply(pipeline: Any, mesh: DeviceMesh | None, settings: Settings, strategy: Strategy) -> Handle:
+def apply(pipeline: Any, ranks: Together, settings: Settings, strategy: Strategy) -> Handle:
     """Parallelize the transformer, then compile its layers if asked."""
-    handle = parallelize(
-        pipeline, mesh=mesh, attention=settings.attention, strategy=strategy, **settings.model_options()
-    )
+    options = {"attention": settings.attention, "strategy": strategy, **settings.model_options()}
+    handle = parallelize(pipeline, mesh=ranks.mesh, peers=ranks.peers, **options)
     for transformer in handle.transformers:
         if settings.compile == "regional":
             transformer.compile_repeated_blocks(dynamic=True)
         elif settings.compile == "full":
             transformer.compile(dynamic=True)
     return handle
-
-
-def offload_weights(pipeline: Any, handle: Handle, settings: Settings) -> ModelOffload | LayerwiseOffload | None:
-    """Weights go to the host, on every rank or on none."""
-    return offload_pipeline(
-        pipeline,
-        settings.offload,
-        device=settings.device,
-        local_ranks=launch.local_ranks(),
-        agree=handle.loop.plan.peers.vote,
-    )
 
 
 def denoise(

@@ -25,7 +25,7 @@ import tyro
 
 from models.checkpoints.builtin import checkpoint_folder
 from models.recipes import policy_of
-from parallel_attn import ParallelConfig, init_ulysses_mesh
+from parallel_attn import ParallelConfig
 from parallel_attn.backends.platform import check_backend_names
 
 from .quality import film, page
@@ -39,6 +39,7 @@ from .run import launch, media
 from .run.outputs import check_output
 from .run.settings import AttentionSettings, Settings
 from .run.spawn import run_ranks
+from .run.together import together
 
 FILM = "arms.mp4"
 
@@ -119,22 +120,21 @@ def qualify(rank: int, options: Options, folder: Path) -> dict[str, Any]:
     """On one rank: load, run every arm, judge; rank 0 writes and returns the document."""
     settings = options.settings()
     checkpoint_folder(str(folder), scratch=folder)  # makes the classes of the checkpoint known to this process
-    mesh = init_ulysses_mesh(options.ranks, device_type=options.clips.device) if options.ranks > 1 else None
-    pipeline = quiet_pipeline(folder, settings)
-    arms = options.arms(folder)
-    for arm in arms:  # a recipe that does not fit the model is an error before anything runs
-        arm.strategy.table(steps=settings.generation().steps, layers=layers_of(pipeline))
-    results = run(
-        Trial(
+    with together(options.ranks, device_type=options.clips.device) as ranks:
+        pipeline = quiet_pipeline(folder, settings)
+        arms = options.arms(folder)
+        for arm in arms:  # a recipe that does not fit the model is an error before anything runs
+            arm.strategy.table(steps=settings.generation().steps, layers=layers_of(pipeline))
+        trial = Trial(
             pipeline=pipeline,
             settings=settings,
             recipes=arms,
             prompts=options.clips.chosen_prompts(folder),
-            mesh=mesh,
+            ranks=ranks,
             control_backend=options.control_backend,
             looked_at=options.looked_at,
         )
-    )
+        results = run(trial)
     if rank != 0:
         return {"rank": rank}
     report = document(

@@ -33,6 +33,7 @@ from .quality.sensitivity import scan
 from .quality.trajectory import latent_psnr
 from .run import launch, media
 from .run.outputs import check_output
+from .run.together import Together
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +75,7 @@ def main(options: Options) -> dict[str, Any]:
     pipeline, prompts = open_clips(options.clips, settings)
 
     def latents(name: str, strategy: Strategy, number: int) -> Tensor:
-        clip = {"prompt": prompts[number], "seed": settings.seed + number, "mesh": None, "decode": False}
+        clip = {"prompt": prompts[number], "seed": settings.seed + number, "ranks": Together(), "decode": False}
         return shoot(pipeline, Arm(name=name, strategy=strategy), settings, **clip).latents
 
     dense = [latents(DENSE, Strategy(), number) for number in range(len(prompts))]

@@ -13,7 +13,7 @@ Place = tuple[int, int]
 """Votes and exchanges that a rank has come to."""
 
 
-class Lateness:
+class RanksBehind:
     """By rank: the place it is at while behind, and since when."""
 
     def __init__(self) -> None:

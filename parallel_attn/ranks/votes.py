@@ -1,24 +1,16 @@
-"""All ranks agree on what is about to run, or all raise the same error.
+"""What a vote may come to: all ranks agree on what is about to run, or all raise the same error.
 
 Collectives pair up in whatever order ranks call them: on Gloo a rank that skips a call, or brings another dtype, gets
 plausible numbers and no error. So before a request's first exchange every rank votes with a digest of everything the
-exchange depends on. Votes travel through the control store, not the data group: they cost one round trip (0.1 ms
-between two ranks of one host), and a rank that is missing can be named.
+exchange depends on.
 """
 
 from __future__ import annotations
 
-import json
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch.distributed as dist
-
-LAST_READER = 2.0
-"""Seconds the store's host waits, after a vote that ends in an error, for the others to have read it."""
 
 Digest = Mapping[str, Any]
 
@@ -72,6 +64,26 @@ class PeerFailedError(AgreementError):
         return self.rank, self.what
 
 
+class MissingRanksError(AgreementError):
+    """`ranks` did not come to a vote in time."""
+
+    def __init__(self, ranks: Sequence[int], *, seconds: float) -> None:
+        self.ranks, self.seconds = tuple(ranks), seconds
+        named = ", ".join(f"rank {rank}" for rank in self.ranks)
+        super().__init__(f"{named} did not come to the vote before the next request within {seconds:g} s")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _missing_ranks, (self.ranks, self.seconds)
+
+
+def _missing_ranks(ranks: Sequence[int], seconds: float) -> MissingRanksError:
+    return MissingRanksError(ranks, seconds=seconds)
+
+
+class GroupBrokenError(AgreementError):
+    """A collective of the group failed, so its ranks no longer stand at one place."""
+
+
 def compare(digests: Mapping[int, Digest]) -> list[Disagreement]:
     """Every field whose value differs; odd is who differs from the majority, on a tie from the lowest rank."""
     found = []
@@ -86,63 +98,3 @@ def compare(digests: Mapping[int, Digest]) -> list[Disagreement]:
         odd = tuple(rank for rank, value in values.items() if repr(value) != usual)
         found.append(Disagreement(field, values, odd))
     return found
-
-
-class BallotBox:
-    """Votes of one group, numbered; every rank votes the same number of times in the same order."""
-
-    def __init__(self, store: dist.Store, *, rank: int, ranks: Sequence[int]) -> None:
-        self.votes = 0
-        self._store = store
-        self._rank = rank
-        self._ranks = list(ranks)
-
-    def vote(self, digest: Digest | BaseException, interrupt: Callable[[], None]) -> None:
-        """Compare digests with every rank; an exception instead of one says that this rank cannot take part.
-
-        Raises the same `AgreementError` on every rank; on a rank that brought an exception, that exception.
-        `interrupt` is called while waiting and may raise.
-        """
-        self.votes += 1
-        if isinstance(digest, BaseException):
-            ballot: dict[str, Any] = {"failed": f"raised {type(digest).__name__}: {digest}"}
-        else:
-            ballot = {"digest": digest}
-        mine = json.dumps({"vote": self.votes, **ballot}).encode()
-        # A vote n is complete only when all have read vote n - 1, so of each rank's keys two are ever in use.
-        keys = [f"vote/{self.votes % 2}/{rank}" for rank in self._ranks]
-        self._store.set(f"vote/{self.votes % 2}/{self._rank}", mine)
-        written = self._collect(keys, mine, interrupt)
-        if "digest" in ballot and written.count(mine) == len(keys):
-            return
-        self._wait_until_all_have_read()
-        if isinstance(digest, BaseException):
-            raise digest
-        ballots = dict(zip(self._ranks, map(json.loads, written), strict=True))
-        failed = {rank: ballot["failed"] for rank, ballot in ballots.items() if "failed" in ballot}
-        if failed:
-            raise PeerFailedError(*next(iter(failed.items())))
-        raise RankMismatchError(compare({rank: ballot["digest"] for rank, ballot in ballots.items()}))
-
-    def _collect(self, keys: list[str], mine: bytes, interrupt: Callable[[], None]) -> list[bytes]:
-        """What every rank has written for this vote."""
-        pause = 0.0
-        while True:
-            interrupt()
-            if self._store.check(keys):
-                written = self._store.multi_get(keys)
-                # Ballots that equal this rank's are of this vote, which saves reading them when all agree.
-                if written.count(mine) == len(keys) or {json.loads(each)["vote"] for each in written} == {self.votes}:
-                    return written
-            time.sleep(pause)
-            pause = min(pause + 1e-4, 5e-3)
-
-    def _wait_until_all_have_read(self) -> None:
-        """A vote that ends in an error may end the processes: the store's host goes last."""
-        self._store.set(f"read/{self.votes}/{self._rank}", "")
-        if self._rank != self._ranks[0]:
-            return
-        keys = [f"read/{self.votes}/{rank}" for rank in self._ranks]
-        until = time.monotonic() + LAST_READER
-        while not self._store.check(keys) and time.monotonic() < until:
-            time.sleep(0.01)

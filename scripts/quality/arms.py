@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from models import parallelize
 from models.families import form_of_pipeline
@@ -18,6 +17,7 @@ from parallel_attn.backends import DENSE_BACKENDS
 from ..generate import denoise
 from ..run import launch
 from ..run.settings import Settings
+from ..run.together import Together
 
 DENSE, CONTROL = "dense", "control"
 _CONTROLS = {"cpu": ("reference",), "cuda": ("sdpa-flash", "sdpa-cudnn", "reference")}
@@ -49,12 +49,12 @@ class Take:
 
 
 def shoot(
-    pipeline: Any, arm: Arm, settings: Settings, *, prompt: str, seed: int, mesh: DeviceMesh | None, decode: bool = True
+    pipeline: Any, arm: Arm, settings: Settings, *, prompt: str, seed: int, ranks: Together, decode: bool = True
 ) -> Take:
     """One clip through the real pipeline, which is left as it was; without `decode` the latents alone."""
     cuda, form = settings.device == "cuda", form_of_pipeline(pipeline)
     decode = decode and launch.rank() == 0
-    handle = parallelize(pipeline, mesh=mesh, attention=arm.attention, strategy=arm.strategy)
+    handle = parallelize(pipeline, mesh=ranks.mesh, peers=ranks.peers, attention=arm.attention, strategy=arm.strategy)
     try:
         if cuda:
             torch.cuda.reset_peak_memory_stats()

@@ -16,6 +16,7 @@ from parallel_attn import BlockSparse
 from parallel_attn.selection import SubBlock, TopP
 
 from ..run.settings import Settings
+from ..run.together import Together
 from .capture import Captured, Cell
 from .looking import watch_dense_run
 
@@ -46,7 +47,7 @@ def calibrate(pipeline: Any, method: BlockSparse, settings: Settings, *, cells: 
         shares.append(torch.stack([seen.select(each).shares_kept().cpu() for each in by_mass]))
         wanted.append(float(seen.select(method).share_kept))
 
-    watch_dense_run(pipeline, settings, cells, measure, token_order="raster", mesh=None)
+    watch_dense_run(pipeline, settings, cells, measure, token_order="raster", ranks=Together())
     return settle(torch.stack(shares).mean(0), sum(wanted) / len(wanted))
 
 

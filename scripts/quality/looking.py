@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
 from models import parallelize
 from models.families import PLANS, form_of_pipeline
@@ -17,6 +16,7 @@ from parallel_attn.strategy import DENSE, BlockSparse, Table
 
 from ..generate import denoise
 from ..run.settings import Settings
+from ..run.together import Together
 from .arms import Arm, base_attention
 from .capture import Captured, Cell, spread, watching
 from .selection_loss import Loss, gather, loss_of
@@ -25,9 +25,7 @@ MOST_STEPS, MOST_LAYERS = 3, 4
 """Cells looked at: so many block-sparse steps of a strategy, and so many block-sparse layers of each."""
 
 
-def look(
-    pipeline: Any, arms: Sequence[Arm], settings: Settings, *, mesh: DeviceMesh | None
-) -> dict[tuple[str, Cell], Loss]:
+def look(pipeline: Any, arms: Sequence[Arm], settings: Settings, *, ranks: Together) -> dict[tuple[str, Cell], Loss]:
     """What each arm's selections would lose, by its name and cell, on the generation of `settings`."""
     steps, layers = settings.generation().steps, layers_of(pipeline)
     planned = {arm.name: cells_of(arm.strategy.table(steps=steps, layers=layers)) for arm in arms}
@@ -41,8 +39,8 @@ def look(
                     found[name, cell] = _timed_loss(seen, methods[cell])
 
         cells = set().union(*mine.values())
-        watch_dense_run(pipeline, settings, cells, measure, token_order=order, mesh=mesh)
-    return gather(found, ranks=1 if mesh is None else mesh.size())
+        watch_dense_run(pipeline, settings, cells, measure, token_order=order, ranks=ranks)
+    return gather(found, ranks=ranks.size)
 
 
 def _timed_loss(seen: Captured, method: BlockSparse) -> Loss:
@@ -62,13 +60,14 @@ def watch_dense_run(
     measure: Callable[[Cell, Captured], None],
     *,
     token_order: Any,
-    mesh: DeviceMesh | None,
+    ranks: Together,
 ) -> None:
     """One dense clip, with `measure` called in the cells; without cells nothing runs."""
     if not cells:
         return
     strategy = Strategy(token_order=token_order)
-    handle = parallelize(pipeline, mesh=mesh, attention=base_attention(settings), strategy=strategy)
+    attention = base_attention(settings)
+    handle = parallelize(pipeline, mesh=ranks.mesh, peers=ranks.peers, attention=attention, strategy=strategy)
     try:
         with watching(handle, cells, measure):
             denoise(pipeline, form_of_pipeline(pipeline), settings, decode=False)

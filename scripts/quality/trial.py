@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from PIL import Image
-from torch.distributed.device_mesh import DeviceMesh
 
 from ..run import launch
 from ..run.settings import Settings
+from ..run.together import Together
 from .adherence import attributes_right
 from .arms import DENSE, Arm, Take, base_attention, control_for, shoot
 from .capture import Cell
@@ -53,7 +53,7 @@ class Trial:
     """The generation; prompt and seed are replaced, one after the other."""
     recipes: Sequence[Arm]
     prompts: Sequence[str]
-    mesh: DeviceMesh | None = None
+    ranks: Together = field(default_factory=Together)
     with_control: bool = True
     control_backend: str | None = None
     """None: the first kernel of the device that the dense arm did not run."""
@@ -90,13 +90,13 @@ def _look(trial: Trial, results: dict[str, Result], number: int) -> None:
     """Add what the recipes' selections would lose of prompt `number`."""
     settings = replace(trial.settings, prompt=trial.prompts[number], seed=trial.settings.seed + number)
     arms = [result.arm for result in results.values()]
-    for (name, cell), loss in look(trial.pipeline, arms, settings, mesh=trial.mesh).items():
+    for (name, cell), loss in look(trial.pipeline, arms, settings, ranks=trial.ranks).items():
         tensors = results[name].tensors
         tensors[cell] = Loss.together([tensors[cell], loss]) if cell in tensors else loss
 
 
 def _shoot(trial: Trial, arm: Arm, prompt: str, seed: int) -> Take:
-    return shoot(trial.pipeline, arm, trial.settings, prompt=prompt, seed=seed, mesh=trial.mesh)
+    return shoot(trial.pipeline, arm, trial.settings, prompt=prompt, seed=seed, ranks=trial.ranks)
 
 
 def _add(result: Result, take: Take, dense: Take, *, prompt: str, seed: int) -> None:

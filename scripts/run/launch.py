@@ -20,10 +20,10 @@ import torch.distributed as dist
 import tyro
 
 from parallel_attn import UnsupportedError
-from parallel_attn.ranks.liveness import every_liveness
-from parallel_attn.ranks.votes import AgreementError
+from parallel_attn.ranks import AgreementError
 
 from .spelling import spelled, spelled_error
+from .together import leave, say_why
 
 Settings = TypeVar("Settings")
 
@@ -80,8 +80,7 @@ def run(main: Callable[[], dict[str, Any] | tuple[dict[str, Any], int]]) -> None
     except AgreementError as error:
         # The data group may wait for a rank that will never come, and would wait in its destructor too.
         print(f"rank {rank()}: {spelled(str(error))}", file=sys.stderr, flush=True)
-        for liveness in every_liveness():
-            liveness.close()
+        leave()
         os._exit(1)
     if rank() == 0:
         print(json.dumps(document), flush=True)
@@ -125,8 +124,7 @@ def _unwind(number: int, frame: object) -> None:
     for other in (signal.SIGTERM, signal.SIGINT):
         signal.signal(other, signal.SIG_IGN)
     # torchrun ends the others a tenth of a second after one rank fails; they still say why.
-    for liveness in every_liveness():
-        liveness.cause()
+    say_why()
     raise SystemExit(128 + number)
 
 

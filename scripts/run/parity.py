@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from models import parallelize
 from models.checkpoints.builtin import checkpoint_folder
@@ -20,6 +19,7 @@ from parallel_attn import AttentionPlan, KVPrefix, ParallelAttention, Request, i
 
 from ..generate import load
 from .settings import Settings
+from .together import Together, together
 
 REQUESTS = {
     "plain": Request(rows=64),
@@ -45,19 +45,20 @@ def oddest(counts: Iterable[int], expected: int) -> int | None:
 
 def compare(rank: int, settings: Settings, folder: Path) -> dict[str, Any]:
     """This rank's report; the default process group spans the ranks of `settings.parallel.ulysses`."""
-    mesh = init_ulysses_mesh(settings.parallel.ulysses, device_type=settings.device)
-    with torch.no_grad():
-        report = {"rank": rank, **compare_attention(mesh, settings)}
+    with together(settings.parallel.ulysses, device_type=settings.device) as ranks, torch.no_grad():
+        report = {"rank": rank, **compare_attention(ranks, settings)}
         print(f"rank {rank}: attention compared, {len(report['unequal'])} unequal", file=sys.stderr, flush=True)
-        report |= compare_pipeline(mesh, settings, folder)
+        report |= compare_pipeline(ranks, settings, folder)
     print(f"rank {rank}: pipeline compared, {report['max_abs_diff']:.3g} from one rank", file=sys.stderr, flush=True)
     return report
 
 
-def compare_attention(mesh: DeviceMesh, settings: Settings) -> dict[str, Any]:
+def compare_attention(ranks: Together, settings: Settings) -> dict[str, Any]:
     """The bare call over every request: whether this rank's rows are the one-rank rows bit for bit, and collectives."""
-    alone, together = AttentionPlan(config=settings.attention), AttentionPlan(mesh=mesh, config=settings.attention)
-    group, degree = mesh.get_group("ulysses"), mesh.size()
+    mesh = ranks.mesh or init_ulysses_mesh(1, device_type=settings.device)
+    alone = AttentionPlan(config=settings.attention)
+    shared = AttentionPlan(mesh=mesh, config=settings.attention, peers=ranks.peers)
+    group, degree = mesh.get_group("ulysses"), ranks.size
     unequal, counts = [], []
     for heads_name, heads_of_one in HEADS_OF_ONE_RANK.items():
         heads = (heads_of_one[0] * degree, heads_of_one[1] * degree)
@@ -66,7 +67,7 @@ def compare_attention(mesh: DeviceMesh, settings: Settings) -> dict[str, Any]:
             want = ParallelAttention(alone)(q, k, v, prefix=prefix, request=request)
             mine = local_rows(request.rows, degree=degree, rank=mesh.get_local_rank())
             before = group._get_sequence_number_for_group()
-            got = ParallelAttention(together)(q[:, mine], k[:, mine], v[:, mine], prefix=prefix, request=request)
+            got = ParallelAttention(shared)(q[:, mine], k[:, mine], v[:, mine], prefix=prefix, request=request)
             counts.append(group._get_sequence_number_for_group() - before)
             if not torch.equal(got, want[:, mine]):
                 unequal.append(f"{name}, {heads_name}")
@@ -92,7 +93,7 @@ def attention_inputs(
     return q, k, v, (draw(rows, heads[1]), draw(rows, heads[1])) if rows else None
 
 
-def compare_pipeline(mesh: DeviceMesh, settings: Settings, folder: Path) -> dict[str, Any]:
+def compare_pipeline(ranks: Together, settings: Settings, folder: Path) -> dict[str, Any]:
     """Final latents of all ranks against one rank and against the stock pipeline, and the bound of both."""
     checkpoint_folder(folder, scratch=folder)  # makes the classes of the checkpoint known to this process
     form = form_of_checkpoint(folder)
@@ -100,16 +101,16 @@ def compare_pipeline(mesh: DeviceMesh, settings: Settings, folder: Path) -> dict
     pipeline.set_progress_bar_config(disable=True)
     stock = final_latents(pipeline, form, settings)
     found = []
-    for ranks in (None, mesh):
-        handle = parallelize(pipeline, mesh=ranks, attention=settings.attention, strategy="off")
+    for those in (Together(), ranks):
+        handle = parallelize(pipeline, mesh=those.mesh, peers=those.peers, attention=settings.attention, strategy="off")
         found.append(final_latents(pipeline, form, settings))
         handle.remove()
-    alone, together = found
+    alone, shared = found
     scale, response = measure_rounding(pipeline, form, settings, stock)
     generation = settings.generation()
     return {
-        "max_abs_diff": (together - alone).abs().max().item(),
-        "max_abs_diff_stock": (together - stock).abs().max().item(),
+        "max_abs_diff": (shared - alone).abs().max().item(),
+        "max_abs_diff_stock": (shared - stock).abs().max().item(),
         "scale": scale,
         "response": response,
         "bound": parity_bound(

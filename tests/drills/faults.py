@@ -4,9 +4,10 @@
     torchrun --standalone --nproc-per-node=2 -m tests.drills.faults FAULT --backend nccl --device cuda  a GPU per rank
     torchrun --standalone --nproc-per-node=2 -m tests.drills.faults FAULT --device cuda          all ranks on one GPU
 
-With DRILL_STORE the ranks meet in that file instead of through a launcher. The faulty rank is the last one (the first
-in faults that say so); --groups makes two groups of half the ranks, of which the second holds it. Every rank says
-"READY rank pid" when the fault is about to happen; a rank that learns of it exits by the error or by the watch.
+--no-watch leaves the ranks to their votes, and the group to its timeout. With DRILL_STORE the ranks meet in that file
+instead of through a launcher. The faulty rank is the last one (the first in faults that say so); --groups makes two
+groups of half the ranks, of which the second holds it. Every rank says "READY rank pid" when the fault is about to
+happen; a rank that learns of it exits by the error or by the watch.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from parallel_attn.ranks.liveness import every_liveness
+from parallel_attn.ranks import Watch
 from scripts.run import launch
 from tests.drills.rank import KERNEL, Drill, say, start
 from tests.support.moved import moved
@@ -86,6 +87,22 @@ def stopped(drill: Drill) -> None:
     if drill.faulty:
         os.kill(os.getpid(), signal.SIGSTOP)
     drill.call()
+
+
+def first_rank_raises(drill: Drill) -> None:
+    raises(drill)
+
+
+def first_rank_exits(drill: Drill) -> None:
+    exits(drill)
+
+
+def first_rank_sleeps(drill: Drill) -> None:
+    sleeps(drill)
+
+
+def first_rank_brings_other_dtype(drill: Drill) -> None:
+    other_dtype(drill)
 
 
 def first_rank_stopped(drill: Drill) -> None:
@@ -165,7 +182,7 @@ def swapped_groups(drill: Drill) -> None:
     order = ("a", "b") if not drill.faulty else ("b", "a")
     groups = {name: dist.new_group(ranks, use_local_synchronization=True) for name in order}
     mesh = DeviceMesh.from_group(groups["a"], drill.device.type, mesh_dim_names=("ulysses",))
-    Drill(mesh, drill.device, fault="swapped_groups").call()
+    Drill(mesh, drill.device, fault="swapped_groups", watch=isinstance(drill.peers, Watch)).call()
 
 
 FAULTS = {
@@ -179,6 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("fault", choices=FAULTS)
     parser.add_argument("--groups", action="store_true")
+    parser.add_argument("--watch", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
@@ -195,10 +213,9 @@ def main() -> None:
         except Exception as error:
             code = 1
             say(f"RAISED {dist.get_rank()} {type(error).__name__}: {' '.join(str(error).split())}")
-            for liveness in every_liveness():
-                liveness.fail(error)
-    for liveness in every_liveness():
-        liveness.close()
+            drill.peers.fail(error)
+    if isinstance(drill.peers, Watch):
+        drill.peers.close()
     # The data group would wait in its destructor for ranks that never come.
     os._exit(code)
 

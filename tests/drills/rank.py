@@ -21,10 +21,12 @@ from parallel_attn import (
     Request,
     init_ulysses_mesh,
     local_rows,
+    watch_over,
 )
 from parallel_attn.exchange import Axis
-from parallel_attn.ranks.liveness import liveness_of
-from scripts.run import launch
+from parallel_attn.mesh import peers_on
+from parallel_attn.ranks import voters
+from scripts.run import launch, together
 from tests.drills.words import STALL, faulty_rank
 
 KERNEL = AttentionConfig(dense_backend="sdpa-flash")
@@ -32,16 +34,17 @@ KERNEL = AttentionConfig(dense_backend="sdpa-flash")
 
 
 class Drill:
-    """A bare attention over the ranks of one group, and which of them misbehaves."""
+    """A bare attention over the ranks of one group, watched over or not, and which of them misbehaves."""
 
-    def __init__(self, mesh: DeviceMesh, device: torch.device, *, fault: str) -> None:
+    def __init__(self, mesh: DeviceMesh, device: torch.device, *, fault: str, watch: bool) -> None:
         self.mesh, self.device = mesh, device
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.group = mesh.get_group("ulysses")
         self.rank, self.size = self.group.rank(), self.group.size()
         self.faulty = dist.get_rank() == faulty_rank(fault, world_size=dist.get_world_size())
-        self.liveness = liveness_of(self.group, stall_timeout=STALL)
-        self.plan = AttentionPlan(mesh=mesh, config=KERNEL)
+        end = lambda error: os._exit(together.HUNG)  # noqa: E731
+        self.peers = watch_over(mesh, stall_timeout=STALL, end=end) if watch else peers_on(mesh)
+        self.plan = AttentionPlan(mesh=mesh, config=KERNEL, peers=self.peers)
 
     def call(self, rows: int = 40, *, layer: int = 0, prefix: int = 3, dtype: torch.dtype | None = None) -> None:
         mine = local_rows(rows, degree=self.size, rank=self.rank)
@@ -91,7 +94,9 @@ def start(options: argparse.Namespace) -> Drill:
     if options.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) if options.backend == "nccl" else 0)
         torch.cuda.set_device(device)
-    limit = timedelta(seconds=300)
+    # Without a watch it is the vote and the group that give up.
+    limit = timedelta(seconds=300 if options.watch else STALL)
+    voters.VOTE_TIMEOUT = STALL
     if "DRILL_STORE" in os.environ:
         rank, size = launch.rank(), launch.world_size()
         store = dist.FileStore(os.environ["DRILL_STORE"], size)
@@ -106,5 +111,5 @@ def start(options: argparse.Namespace) -> Drill:
     if options.groups:
         mesh = init_device_mesh(device.type, (2, size // 2), mesh_dim_names=("request", "ulysses"))["ulysses"]
     else:
-        mesh = init_ulysses_mesh(size, device_type=device.type, stall_timeout=STALL)
-    return Drill(mesh, device, fault=options.fault)
+        mesh = init_ulysses_mesh(size, device_type=device.type)
+    return Drill(mesh, device, fault=options.fault, watch=options.watch)

@@ -21,6 +21,9 @@ SAID = {
     "stopped_in_the_exchange": r"rank {r} is stopped; last call",
     "first_rank_killed": r"rank {r} (is gone, and the control store with it|exited or was killed)",
     "first_rank_stopped": r"rank {r} is stopped",
+    "first_rank_raises": r"rank {r} raised ZeroDivisionError: the drill's own",
+    "first_rank_exits": r"rank {r} left before this call; last call 1",
+    "first_rank_brings_other_dtype": r"dtype differs \(rank 0: 'torch.bfloat16', rank 1: 'torch.float16'",
     "other_dtype": r"dtype differs \(rank \d: 'torch.float16',.*odd: rank {r}",
     "other_text_length": r"prefix differs .*odd: rank {r}",
     "other_known_shape": r"rows differs .*odd: rank {r}",
@@ -28,10 +31,25 @@ SAID = {
     "swapped_groups": r"mesh group differs .*odd: rank {r}",
 }
 GIVEN_UP = dict.fromkeys(
-    ("sleeps", "sleeps_in_the_exchange", "sleeps_while_others_do_not_wait"),
+    ("sleeps", "sleeps_in_the_exchange", "sleeps_while_others_do_not_wait", "first_rank_sleeps"),
     r"rank {r} has not arrived within 12 s \(ParallelConfig.stall_timeout\)",
 )
 """The same, said once the stall timeout is over."""
+_ABSENT = r"rank {r} did not come to the vote before the next request within 12 s"
+_BROKEN = r"RAISED \d \w+"
+UNWATCHED = {
+    **{fault: SAID[fault] for fault in (
+        "raises", "raises_in_forward", "one_branch_fails", "other_dtype", "other_text_length", "other_known_shape",
+        "skipped_call", "swapped_groups", "first_rank_raises", "first_rank_brings_other_dtype",
+    )},
+    **dict.fromkeys(("exits", "killed", "stopped", "sleeps", "first_rank_exits", "first_rank_sleeps",
+                     "first_rank_killed", "first_rank_stopped"), _ABSENT),
+    **dict.fromkeys(("exits_in_the_exchange", "killed_in_the_exchange", "stopped_in_the_exchange",
+                     "sleeps_in_the_exchange", "sleeps_while_others_do_not_wait"), _BROKEN),
+}  # fmt: skip
+"""What every living rank says where nobody watches: votes name who differs, who raised and who is missing once their
+timeout is over; inside an exchange the group's own timeout raises, and no rank can be named. Nobody notices a rank that
+is killed while the others compute, and a rank may compile no longer than a vote waits."""
 NO_ALARM = {"compiles_for_long": 20, "holds_the_interpreter": 8}
 """No fault: how many seconds a rank is silent, or not there, and all end well."""
 

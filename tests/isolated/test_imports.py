@@ -60,7 +60,7 @@ def test_imports_only_point_down():
     [
         ("selection/task.py", "from ..plan import AttentionPlan"),
         ("backends/provider.py", "from ..ranks import Peers"),
-        ("exchange/axis.py", "from ..ranks.liveness import Liveness"),
+        ("exchange/axis.py", "from ..ranks.watch import Watch"),
         ("ranks/votes.py", "from torch import Tensor"),
         ("ranks/behind.py", "import torch"),
         ("dispatch.py", "from .contract import ExecutionContext"),

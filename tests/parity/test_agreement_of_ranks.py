@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from models import parallelize
-from parallel_attn import AttentionConfig, AttentionPlan, KVPrefix, ParallelAttention, Request, local_rows
+from parallel_attn import AttentionConfig, AttentionPlan, KVPrefix, ParallelAttention, Request, local_rows, watch_over
 from parallel_attn.mesh import init_ulysses_mesh
-from parallel_attn.ranks.liveness import BEAT_EVERY, liveness_of
 from parallel_attn.ranks.votes import PeerFailedError, RankMismatchError
+from parallel_attn.ranks.watch import BEAT_EVERY
 from tests.support.cosmos3_inputs import forward_arguments, tiny_transformer
 
 ODD = {
@@ -143,19 +143,43 @@ def test_what_a_vote_costs_is_shown(ranks, record_property):
 
 def _host_leaves(rank: int, world_size: int) -> bool | None:
     """The first rank leaves while the other is too busy to say anything for longer than two heartbeats."""
-    liveness = liveness_of(dist.new_group())
+    watch = watch_over(init_ulysses_mesh(world_size, device_type="cpu"))
     if rank == 0:
         dist.barrier()
-        liveness.close()
-        return liveness._peer[1]["host_left"]
-    with liveness._lock:
+        watch.close()
+        return watch._peer[1]["host_left"]
+    with watch._lock:
         dist.barrier()
-        liveness._end.wait(3 * BEAT_EVERY)
-    while not liveness._peer[0]["left"] and liveness.error is None:
-        liveness._end.wait(BEAT_EVERY / 5)
-    liveness.close()
-    return None if liveness.error is None else False
+        watch._over.wait(3 * BEAT_EVERY)
+    while not watch._peer[0]["left"] and watch.error is None:
+        watch._over.wait(BEAT_EVERY / 5)
+    known = watch.error
+    watch.close()
+    return None if known is None else False
 
 
 def test_the_store_stays_until_the_others_know_that_its_host_left(ranks):
     assert ranks(2, _host_leaves) == [True, None]
+
+
+def _host_fails(rank: int, world_size: int) -> bool:
+    """The first rank raises while the other is too busy to hear of it for longer than two heartbeats."""
+    watch = watch_over(init_ulysses_mesh(world_size, device_type="cpu"))
+    if rank == 0:
+        dist.barrier()
+        watch.fail(ZeroDivisionError("the first rank's own"))
+        heard = watch._peer[1]["accuses"] is not None
+        dist.barrier()
+        watch.close()
+        return heard
+    with watch._lock:
+        dist.barrier()
+        watch._over.wait(2 * BEAT_EVERY)
+    cause = watch.cause(patience=60)
+    dist.barrier()
+    watch.close()
+    return isinstance(cause, PeerFailedError) and cause.rank == 0
+
+
+def test_the_store_stays_until_the_others_have_heard_that_its_host_raised(ranks):
+    assert ranks(2, _host_fails) == [True, True]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drills.words import GIVEN_UP, NO_ALARM, SAID, WITHIN, faulty_rank, living_ranks
+from tests.drills.words import GIVEN_UP, NO_ALARM, SAID, STALL, UNWATCHED, WITHIN, faulty_rank, living_ranks
 from tests.support.forks import Program
 
 
@@ -38,9 +38,11 @@ class Rank:
         self.ended = time.monotonic()
 
 
-def launch(fault: str, *, world_size: int, store: Path, groups: bool = False, **environment: str) -> list[Rank]:
+def launch(
+    fault: str, *, world_size: int, store: Path, groups: bool = False, watch: bool = True, **environment: str
+) -> list[Rank]:
     together = {"WORLD_SIZE": str(world_size), "DRILL_STORE": str(store), **environment}
-    options = ["--groups"] if groups else []
+    options = [*(["--groups"] if groups else []), *([] if watch else ["--no-watch"])]
     return [
         Rank(Program("tests.drills.faults", fault, *options, RANK=str(rank), **together)) for rank in range(world_size)
     ]
@@ -84,6 +86,20 @@ def check(fault: str, *, world_size: int, store: Path, groups: bool = False) -> 
             assert rank.ended - rank.ready < WITHIN, text
 
 
+def check_unwatched(fault: str, *, store: Path) -> None:
+    """Two ranks that nobody watches: whoever lives raises, once the vote or the group gives up at the latest."""
+    ranks = launch(fault, world_size=2, store=store, watch=False)
+    [*living] = living_ranks(fault, world_size=2, groups=False)
+    finish(ranks, living)
+    for number in living:
+        rank, text = ranks[number], "".join(ranks[number].lines)
+        assert re.search(UNWATCHED[fault].format(r=faulty_rank(fault, world_size=2)), text), f"{number} said:\n{text}"
+        assert rank.process.exitcode == 1, f"rank {number} ended with {rank.process.exitcode}:\n{text}"
+        assert rank.ready is not None
+        assert rank.ended is not None
+        assert rank.ended - rank.ready < STALL + WITHIN, text
+
+
 CASES = [
     *((fault, 2, False) for fault in (*GIVEN_UP, *NO_ALARM, *SAID)),
     ("killed", 4, False),
@@ -92,20 +108,32 @@ CASES = [
 ]
 
 
+UNWATCHED_CASES = [(fault, 2, None) for fault in UNWATCHED]
+
+
 @pytest.fixture(scope="module")
 def drills(request, tmp_path_factory) -> Iterator[dict[tuple, Future]]:
     """The collected cases, three at a time: a drill mostly waits."""
-    wanted = {item.callspec.params["case"] for item in request.session.items if item.originalname == "test_drill"}
-    with ThreadPoolExecutor(3) as pool:
-        yield {
-            case: pool.submit(
-                check, case[0], world_size=case[1], groups=case[2], store=tmp_path_factory.mktemp("drill") / "store"
-            )
-            for case in CASES
-            if case in wanted
-        }
+    here = [item for item in request.session.items if item.originalname in ("test_drill", "test_unwatched_drill")]
+    wanted = {item.callspec.params["case"] for item in here}
+
+    def run(case: tuple) -> None:
+        fault, world_size, groups = case
+        store = tmp_path_factory.mktemp("drill") / "store"
+        if groups is None:
+            check_unwatched(fault, store=store)
+        else:
+            check(fault, world_size=world_size, groups=groups, store=store)
+
+    with ThreadPoolExecutor(4) as pool:
+        yield {case: pool.submit(run, case) for case in (*CASES, *UNWATCHED_CASES) if case in wanted}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}{'-in-groups' if c[2] else ''}")
 def test_drill(case, drills):
+    drills[case].result()
+
+
+@pytest.mark.parametrize("case", UNWATCHED_CASES, ids=lambda c: c[0])
+def test_unwatched_drill(case, drills):
     drills[case].result()

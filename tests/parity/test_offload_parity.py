@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -9,7 +11,8 @@ from torch._dynamo.utils import counters
 from models import parallelize
 from models.offloading import offload_pipeline
 from offload import OffloadConfig
-from parallel_attn.mesh import init_ulysses_mesh
+from offload.store import HostStore
+from parallel_attn.mesh import init_ulysses_mesh, peers_on
 from parallel_attn.ranks.votes import PeerFailedError
 from tests.support.cosmos3_inputs import forward_arguments, generate, pipeline, tiny_transformer
 
@@ -28,17 +31,16 @@ def _pipelines(rank: int, world_size: int) -> float:
     mesh, pipe = _mesh(world_size), pipeline()
     handle = parallelize(pipe, mesh=mesh)
     want = generate(pipe)
-    vote = handle.loop.plan.peers.vote
     handle.remove()
     stock = generate(pipe)
     for name, config in CONFIGS.items():
         for offload_first in (True, False):
             if offload_first:
-                offload = offload_pipeline(pipe, config, device="cpu", agree=vote)
+                offload = offload_pipeline(pipe, config, device="cpu", agree=peers_on(mesh).vote)
                 handle = parallelize(pipe, mesh=mesh)
             else:
                 handle = parallelize(pipe, mesh=mesh)
-                offload = offload_pipeline(pipe, config, device="cpu", agree=vote)
+                offload = handle.offload(config, device="cpu")
             for _ in range(2):
                 assert torch.equal(generate(pipe), want), (name, offload_first)
             assert handle.report()["text_forwards_reused"] == 2 * 6
@@ -78,7 +80,7 @@ def _compiled(rank: int, world_size: int) -> list[int]:
         ]
         handle = parallelize(transformer, mesh=mesh)
         if offloaded:
-            offload = offload_pipeline(transformer, CONFIGS["residents"], device="cpu")
+            offload = handle.offload(CONFIGS["residents"], device="cpu")
         transformer.compile_repeated_blocks(backend="eager", dynamic=True, fullgraph=True)
         for a in arguments:
             with handle.denoising(2):
@@ -98,7 +100,7 @@ def test_two_compiled_ranks_build_no_graph_more(ranks):
 def _one_rank_cannot(rank: int, world_size: int) -> str:
     mesh, transformer = _mesh(world_size), tiny_transformer()
     handle = parallelize(transformer, mesh=mesh)
-    vote = handle.loop.plan.peers.vote
+    vote = peers_on(mesh).vote
     places = [p.data_ptr() for p in transformer.parameters()]
     with pytest.raises((ValueError, PeerFailedError)) as caught:
         # A host shared by that many ranks has no memory left for one.
@@ -114,3 +116,19 @@ def test_what_one_rank_cannot_do_no_rank_does(ranks):
     mine, other = ranks(2, _one_rank_cannot)
     assert mine.startswith("CPU offload needs")
     assert other.startswith("rank 0 raised ValueError: CPU offload needs")
+
+
+def _shares_of_the_host(rank: int, world_size: int) -> list[int]:
+    handle, shares = parallelize(tiny_transformer(), mesh=_mesh(world_size)), []
+    prepare = HostStore.prepare
+    with mock.patch.object(HostStore, "prepare", lambda store, *, local_ranks: (
+        shares.append(local_ranks), prepare(store, local_ranks=local_ranks)
+    )[1]):  # fmt: skip
+        handle.offload(CONFIGS["layerwise"], device="cpu").remove()
+    assert handle.offload(OffloadConfig(), device="cpu") is None
+    return shares
+
+
+def test_the_handle_counts_the_ranks_that_share_a_host(ranks):
+    assert _shares_of_the_host(0, 1) == [1]
+    assert ranks(2, _shares_of_the_host) == [[2], [2]]

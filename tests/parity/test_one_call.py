@@ -21,17 +21,17 @@ ROOT = Path(parallel_attn.__file__).parent
 CALL = "the call"
 ROUTE = [
     ("strategy", "CurrentStrategy.now"),
-    ("ranks", "Liveness.vote"),
+    ("ranks", "Voters.vote"),
     ("strategy", "CurrentStrategy.now"),  # the opaque operator is handed tensors alone, and asks again
     ("exchange", "scatter_heads"),
     ("selection", "SubBlock.select"),
     ("backends", "attend"),
     ("exchange", "gather_rows_of_heads"),
 ]
-AROUND = {("ranks", "Liveness.call")}
+AROUND = {("ranks", "Voters.call")}
 """What surrounds the others and does nothing between."""
-WAITING = "Liveness._raise_if_known"
-"""Called once more each time a vote looks whether the other rank has come: how often is not the call's doing."""
+WAITING = {"Voters._look_around", "Voters._cause", "read", "BallotBox._collect.<locals>.<setcomp>"}
+"""Called each time a vote looks in vain whether the other rank has come: how often is not the call's doing."""
 MOST = 200
 
 
@@ -61,7 +61,7 @@ class Trace:
         return [door for door in doors if door not in AROUND]
 
     def count(self) -> int:
-        return sum(name != WAITING for _, name, _ in self.calls)
+        return sum(name not in WAITING for _, name, _ in self.calls)
 
 
 def _room(frame: FrameType) -> str | None:

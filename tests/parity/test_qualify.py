@@ -17,6 +17,7 @@ from PIL import Image
 from models.checkpoints.builtin import checkpoint_folder
 from models.families import form_of_checkpoint
 from parallel_attn import BlockSparse, init_ulysses_mesh
+from parallel_attn.mesh import peers_on
 from parallel_attn.selection import SubBlock, TopK
 from parallel_attn.strategy import read_document, strategy_from
 from scripts import compare_recipes, qualify, scan
@@ -31,6 +32,7 @@ from scripts.quality.sensitivity import strategy_of
 from scripts.quality.trial import Trial, run
 from scripts.quality.verdict import Bounds, judge_all
 from scripts.run.settings import Settings
+from scripts.run.together import Together
 from scripts.train.recipe import POCKET
 from tests.support import strategies
 from tests.support.broken_selectors import RandomBlocks, ReversedScores
@@ -146,7 +148,9 @@ def test_what_cannot_be_qualified_is_refused(tmp_path, changed, complaint):
 def _look(rank: int, world_size: int) -> list:
     settings = Settings(model="cosmos3-tiny", prompt="a ball", height=160, width=160, steps=2, guidance_scale=1.0)
     pipe, arm = tiny_pipeline(), Arm(name="recipe", strategy=strategies.strategy("sparse"))
-    found = [look(pipe, [arm], settings, mesh=m) for m in (None, init_ulysses_mesh(world_size, device_type="cpu"))]
+    mesh = init_ulysses_mesh(world_size, device_type="cpu")
+    both = (Together(), Together(mesh, peers_on(mesh)))
+    found = [look(pipe, [arm], settings, ranks=ranks) for ranks in both]
     return [{cell: (loss.recall.numpy(), loss.numbers()) for (_, cell), loss in each.items()} for each in found]
 
 

@@ -12,7 +12,13 @@ import pytest
 
 from parallel_attn.errors import UnsupportedError, refuse
 from parallel_attn.ranks.processes import own_host, state_of
-from parallel_attn.ranks.votes import PeerFailedError, RankMismatchError, compare
+from parallel_attn.ranks.votes import (
+    GroupBrokenError,
+    MissingRanksError,
+    PeerFailedError,
+    RankMismatchError,
+    compare,
+)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +72,8 @@ def test_the_system_tells_a_stopped_process_from_a_dead_one():
         UnsupportedError([refuse("mask"), refuse("causal")]),
         PeerFailedError(3, "exited"),
         RankMismatchError(compare({0: {"rows": 1}, 1: {"rows": 2}})),
+        MissingRanksError([1, 3], seconds=300),
+        GroupBrokenError("a collective failed"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -1,14 +1,15 @@
-"""Who is alive: heartbeats over the control store, votes, and a watch that names the rank at fault within seconds.
+"""A watch over the ranks of a group: heartbeats, and a judge that names the rank at fault within seconds.
 
-Two daemon threads per rank. `beat` talks to the store: it publishes this rank's state and reads the others'. `watch`
-touches no network: it judges what was read, and notices when even the store no longer answers. Neither belongs to
-the data group, so its timeout does not bind them.
+Asked for by `watch_over`, and closed by whoever asked. Two daemon threads per rank. `beat` talks to a control store of
+the watch's own: it publishes this rank's state and reads the others'. `judge` touches no network: it judges what was
+read, and notices when even the store no longer answers. Neither belongs to the data group, so its timeout does not
+bind them.
 
 What is an alarm: a rank that raised, is gone, is stopped, or is silent where the system cannot be asked about it; a
 rank that left while others still need it. What is not: a slow rank. One that others wait for is reported after
 `REPORT_AFTER` seconds with its last call and phase, and given up after the stall timeout unless it says that it is
 loading or compiling. An alarm raises in the thread that waits for a vote; a thread inside a native collective cannot
-raise, so after a short grace the process exits.
+raise, so after a short grace the watch calls `end`, where it was given one.
 """
 
 from __future__ import annotations
@@ -19,97 +20,84 @@ import os
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch.distributed as dist
 
-from .behind import Lateness, Place, place_of
+from .behind import Place, RanksBehind, place_of
 from .control_store import open_store
 from .processes import own_host, state_of
-from .votes import AgreementError, BallotBox, Digest, PeerFailedError
+from .voters import Voters
+from .votes import AgreementError, Digest, GroupBrokenError, PeerFailedError
 
 BEAT_EVERY = 0.5
 SILENT_AFTER = 5.0
 REPORT_AFTER = 8.0
 GRACE = 2.0
-EXIT_CODE = 70
 PATIENT = ("load", "compile")
 
+End = Callable[[AgreementError], object]
+"""Called in a thread of the watch where this rank cannot raise: its caller decides what becomes of the process."""
 
-class Liveness:
-    """This rank's side of one group's control plane; made on every rank of the group together."""
 
-    def __init__(self, group: dist.ProcessGroup, *, stall_timeout: float) -> None:
-        self.ranks = dist.get_process_group_ranks(group)
-        self.rank = dist.get_rank()
-        self.peers = [rank for rank in self.ranks if rank != self.rank]
+class Watch(Voters):
+    """This rank's side of one group that watches over its ranks; votes go through the watch's own store."""
+
+    def __init__(self, group: dist.ProcessGroup, *, stall_timeout: float, end: End | None) -> None:
         self.stall_timeout = stall_timeout
-        self.phase = "load"
-        self.calls_entered = self.calls_done = 0
-        self._exchanges_begun = self._exchanges_ended = 0
         self.failed: str | None = None
         self.left = False
-        self.error: AgreementError | None = None
+        self._call_end = end
         self._host = own_host()
         self._waiting_since: float | None = None
-        self._late = Lateness()
+        self._behind = RanksBehind()
         self._reported: set[tuple[int, int]] = set()
-        self._told: BaseException | None = None
         self._gone: dict[int, float] = {}
         self._raised = False
-        self._plans = 0
         self._seen: dict[int, tuple[str, float]] = {}
         self._peer: dict[int, dict[str, Any]] = {}
         self._lock = threading.Lock()
-        self._end = threading.Event()
-        self._store, self._beat_store = open_store(group, timeout=stall_timeout)
-        self._ballots = BallotBox(self._store, rank=self.rank, ranks=self.ranks)
+        self._over = threading.Event()
+        store, self._beat_store = open_store(group, timeout=stall_timeout)
+        super().__init__(store, dist.get_process_group_ranks(group), timeout=float("inf"))
+        self.peers = [rank for rank in self.ranks if rank != self.rank]
         self._publish(self._store)
         self._beats = [f"beat/{rank}" for rank in self.peers]
         self._store.wait(self._beats)
         # Now, not at the first beat: a store whose host stops before that tells no one whom to ask the system about.
         self._hear(self._store)
-        for work in (self._beat, self._watch):
-            threading.Thread(target=work, name=f"parallel_attn-{work.__name__}", daemon=True).start()
+        self._threads = [
+            threading.Thread(target=work, name=f"parallel_attn-{work.__name__}", daemon=True)
+            for work in (self._beat, self._judge)
+        ]
+        for thread in self._threads:
+            thread.start()
         atexit.register(self.close)
 
     # --- what the running code says about itself -------------------------------------------------------------------
 
+    def vote(self, digest: Digest | BaseException) -> None:
+        """See `Voters.vote`."""
+        self._waiting_since = time.monotonic()
+        try:
+            super().vote(digest)
+        finally:
+            self._waiting_since = None
+
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """A collective of the data group is running."""
-        before, self.phase, self._waiting_since = self.phase, "exchange", time.monotonic()
-        self._exchanges_begun += 1
+        """See `Voters.exchanging`."""
+        self._waiting_since = time.monotonic()
         try:
-            yield
-            self._exchanges_ended += 1
-        except RuntimeError as error:
-            # A transport only knows that a connection broke. Give the watch a moment to see whose fault it was.
-            cause = self.cause(patience=2 * GRACE)
-            if cause is None:
-                raise
-            self._raised = True
-            raise cause from error
+            with super().exchanging():
+                yield
         finally:
-            self.phase, self._waiting_since = before, None
-
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        """One attention call, from its first exchange to its last."""
-        self.calls_entered += 1
-        yield
-        self.calls_done += 1
-
-    def number_plan(self) -> int:
-        """A number for a plan on this group: equal on all ranks that make their plans in one order."""
-        self._plans += 1
-        return self._plans
+            self._waiting_since = None
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank raised, unless a vote did; the store's host stays until they have read it."""
+        """See `Voters.fail`; the store's host stays until the others have read it."""
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             self.close()
         if isinstance(error, AgreementError) or error is self._told or self.failed is not None or self.left:
@@ -129,7 +117,10 @@ class Liveness:
         return self.error
 
     def close(self) -> None:
-        """This rank needs no one any more; others that still need it will be told that it left."""
+        """This rank needs no one any more; others that still need it will be told that it left.
+
+        Afterwards nothing of the watch runs, and no port is open. A second call does nothing.
+        """
         if self.left:
             return
         self.left = True
@@ -138,42 +129,40 @@ class Liveness:
             # The store goes with this process: stay until the others have said that they know, or have left too.
             until = time.monotonic() + (SILENT_AFTER if self.error is None else 2 * BEAT_EVERY)
             while time.monotonic() < until and not all(p["left"] or p["host_left"] for p in self._peer.values()):
-                self._end.wait(BEAT_EVERY / 5)
-        self._end.set()
+                self._over.wait(BEAT_EVERY / 5)
+        self._over.set()
+        atexit.unregister(self.close)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(2 * GRACE)
+        self.error = self.error or GroupBrokenError("the watch over these ranks was closed; watch over them anew")
+        del self._ballots, self._store, self._beat_store  # with the last client the host's server ends
 
-    def vote(self, digest: Digest | BaseException) -> None:
-        """Compare digests with every rank (`BallotBox.vote`); the start of a request, and of phase "run"."""
-        self.phase = "run"
-        if isinstance(digest, BaseException):
-            self._told = digest
-        self._waiting_since = time.monotonic()
-        try:
-            self._ballots.vote(digest, self._raise_if_known)
-        except dist.DistError as error:
-            self._store_lost()
-            self._raise_if_known()
-            raise error
-        finally:
-            self._waiting_since = None
+    def _raise_if_over(self) -> None:
+        self._raised = self.error is not None
+        super()._raise_if_over()
 
-    def _raise_if_known(self) -> None:
-        if self.error is not None:
-            self._raised = True
-            raise self.error
+    def _look_around(self) -> None:
+        self._raise_if_over()
+
+    def _cause(self) -> AgreementError | None:
+        # Give the watch a moment to see whose fault it was; whatever comes of it is raised where the exchange was.
+        self._raised = True
+        return self.cause(patience=2 * GRACE)
 
     # --- beat ------------------------------------------------------------------------------------------------------
 
     def _state(self) -> str:
         state = {
             "beat": time.monotonic(), "phase": self.phase, "votes": self._ballots.votes, "done": self.calls_done,
-            "begun": self._exchanges_begun, "ended": self._exchanges_ended, "pid": os.getpid(), "host": self._host,
+            "begun": self.exchanges_begun, "ended": self.exchanges_ended, "pid": os.getpid(), "host": self._host,
             "failed": self.failed, "left": self.left,
             "host_left": self._peer.get(self.ranks[0], {}).get("left", False),
             "accuses": None if self.error is None else self.error.accusation(),
         }  # fmt: skip
         return json.dumps(state)
 
-    def _publish(self, store: dist.TCPStore) -> None:
+    def _publish(self, store: dist.Store) -> None:
         with self._lock:
             store.set(f"beat/{self.rank}", self._state())
 
@@ -182,7 +171,7 @@ class Liveness:
             self._publish(self._store)
 
     def _beat(self) -> None:
-        while not self._end.wait(BEAT_EVERY):
+        while not self._over.wait(BEAT_EVERY):
             try:
                 self._publish(self._beat_store)
                 self._hear(self._beat_store)
@@ -190,7 +179,7 @@ class Liveness:
                 self._store_lost()
                 return
 
-    def _hear(self, store: dist.TCPStore) -> None:
+    def _hear(self, store: dist.Store) -> None:
         """Take in what the others said last."""
         values = store.multi_get(self._beats)
         now = time.monotonic()
@@ -205,19 +194,21 @@ class Liveness:
         if not peer["left"] or self._waiting_since is not None or place_of(peer) < self._own():
             self._accuse(PeerFailedError(host, f"is gone, and the control store with it; {self._last(host)}"))
 
-    # --- watch -----------------------------------------------------------------------------------------------------
+    # --- judge -----------------------------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        while not self._end.wait(BEAT_EVERY) and self.error is None:
+    def _judge(self) -> None:
+        while not self._over.wait(BEAT_EVERY) and self.error is None:
             for rank in self.peers:
                 verdict = self._verdict(rank)
                 if verdict:
                     self._accuse(PeerFailedError(rank, f"{verdict}; {self._last(rank)}"))
-            self._watch_waiting()
-        # A waiting vote raises the error; a thread inside a native collective cannot, and leaves with the process.
-        self._end.wait(GRACE)
-        if self.error is not None and not self._raised and not self._end.is_set():
-            os._exit(EXIT_CODE)
+            self._judge_waiting()
+        # A waiting vote raises the error; a thread inside a native collective cannot.
+        self._over.wait(GRACE)
+        stuck = self.error is not None and not self._raised and self.failed is None and not self._over.is_set()
+        if stuck and self._call_end is not None:
+            assert self.error is not None
+            self._call_end(self.error)
 
     def _verdict(self, rank: int) -> str | None:
         """What is wrong with a peer, or None."""
@@ -240,11 +231,11 @@ class Liveness:
             return "is stopped"
         return "stopped beating" if silent and state == "unknown" else None
 
-    def _watch_waiting(self) -> None:
+    def _judge_waiting(self) -> None:
         """Report ranks that do not arrive where this one is, and give up after the stall timeout."""
         limit = f"within {self.stall_timeout:g} s (ParallelConfig.stall_timeout)"
         own, now, peers = self._own(), self._answered, list(self._peer.items())
-        late = {rank: self._late.seconds(rank, place_of(peer), own=own, now=now) for rank, peer in peers}
+        late = {rank: self._behind.seconds(rank, place_of(peer), own=own, now=now) for rank, peer in peers}
         for rank, seconds in late.items():
             if seconds > REPORT_AFTER and (rank, self._ballots.votes) not in self._reported:
                 self._reported.add((rank, self._ballots.votes))
@@ -252,11 +243,11 @@ class Liveness:
             if seconds > self.stall_timeout and self._peer[rank]["phase"] not in PATIENT:
                 self._accuse(PeerFailedError(rank, f"has not arrived {limit}; {self._last(rank)}"))
         since = self._waiting_since
-        if since is not None and now - max(since, self._late.last) > self.stall_timeout:
+        if since is not None and now - max(since, self._behind.last) > self.stall_timeout:
             self._accuse(AgreementError(f"every rank arrived, but call {self.calls_entered} did not end {limit}"))
 
     def _own(self) -> Place:
-        return self._ballots.votes, self._exchanges_begun
+        return self._ballots.votes, self.exchanges_begun
 
     def _last(self, rank: int) -> str:
         peer = self._peer[rank]
@@ -267,22 +258,6 @@ class Liveness:
         if self.error is None and not self.left:
             self.error = error
             _say(f"rank {self.rank}: {error}")
-
-
-_of_group: weakref.WeakKeyDictionary[dist.ProcessGroup, Liveness] = weakref.WeakKeyDictionary()
-
-
-def liveness_of(group: dist.ProcessGroup, *, stall_timeout: float = 300.0) -> Liveness:
-    """The control plane of a group: made when first asked for (collective over the group), one for all its plans."""
-    if group not in _of_group:
-        _of_group[group] = liveness = Liveness(group, stall_timeout=stall_timeout)
-        weakref.finalize(group, liveness.close)
-    return _of_group[group]
-
-
-def every_liveness() -> list[Liveness]:
-    """The control planes of this process, for whoever ends it."""
-    return list(_of_group.values())
 
 
 def _say(text: str) -> None:
