@@ -65,7 +65,7 @@ class AttentionConfig:
     dense_backend: str = "auto"
     """auto, fa4, fa3, sdpa-cudnn, sdpa-flash, sdpa-efficient, sdpa-math or reference."""
     sparse_backend: str = "auto"
-    """auto, fa4, cudnn, flex or reference: the kernel of block-sparse layers."""
+    """auto, fa4, cudnn, flex, gathered or reference: the kernel of block-sparse layers."""
     kv_dtype: str = "auto"
     """Only auto (the model's own dtype) runs."""
 

@@ -5,9 +5,10 @@
 
 The real diffusers pipeline and scheduler run the loop; this script only parallelizes its transformer. Every rank
 denoises, rank 0 decodes and writes. The last line of stdout is a JSON document: model, output, latents_sha256,
-world_size, degree, steps, seconds_per_step, peak_bytes, dispatch and kept (paths and shares of KV blocks kept, steps x
-layers), differences (from the strategy), backends, offload (what was copied; null without), and what the model itself
-reports.
+world_size, degree, steps, seconds_per_step, seconds_by_path ("dense": of a step whose layers were all dense, "sparse":
+of one with a block-sparse layer; those that occurred), peak_bytes, dispatch and kept (paths and shares of KV blocks
+kept, steps x layers), differences (from the strategy), backends, offload (what was copied; null without), and what the
+model itself reports. Seconds are medians.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ def main(settings: Settings) -> dict[str, Any]:
             digest = agreed_digest(latents)
             if launch.rank() == 0:
                 write(output, form, settings)
-            return document(settings, handle, digest, seconds) | {"offload": offload and offload.report()}
+            result = document(settings, handle, digest, seconds) | {"offload": offload and offload.report()}
+            if launch.rank() == 0:
+                say_seconds(result["seconds_by_path"])
+            return result
 
 
 def load(folder: Path, form: PipelineForm, settings: Settings) -> Any:
@@ -155,6 +159,7 @@ def document(settings: Settings, handle: Handle, digest: str, seconds: list[floa
         "degree": report["degree"],
         "steps": len(seconds),
         "seconds_per_step": statistics.median(seconds),
+        "seconds_by_path": seconds_by_path(seconds, report["kept"]),
         "peak_bytes": peak,
         "dispatch": report["dispatch"],
         "kept": report["kept"],
@@ -162,6 +167,30 @@ def document(settings: Settings, handle: Handle, digest: str, seconds: list[floa
         "backends": report["backends"],
         **handle.seams.report(),
     }
+
+
+def seconds_by_path(seconds: list[float], kept: list[list[float | None]]) -> dict[str, float]:
+    """Median seconds of the steps whose layers were all dense, and of those with a block-sparse layer.
+
+    `kept`: steps x layers, None where dense. A kind without a step is left out. The first step also carries what runs
+    once (the text, first calls of kernels), so it counts only where its kind has no other.
+    """
+    sparse = [any(share is not None for share in row) for row in kept]
+    found = {}
+    for name, kind in (("dense", False), ("sparse", True)):
+        steps = [second for second, each in zip(seconds, sparse, strict=True) if each is kind]
+        if kind is sparse[0] and len(steps) > 1:
+            steps = steps[1:]
+        if steps:
+            found[name] = statistics.median(steps)
+    return found
+
+
+def say_seconds(by_path: dict[str, float]) -> None:
+    """One line on stderr where both kinds of steps occurred."""
+    if len(by_path) == 2:
+        dense, sparse = by_path["dense"], by_path["sparse"]
+        print(f"a dense step took {dense:.3g} s, a block-sparse one {sparse:.3g} s", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ Backend = TypeVar("Backend")
 
 _DENSE_ORDER = {"cpu": ("sdpa-flash", "reference"), "cuda": ("fa4", "fa3", "sdpa-cudnn", "sdpa-flash")}
 """Measured order, fastest first; on CUDA the slow oracle is run only when asked for. fa3 never stands in for fa4."""
-_SPARSE_ORDER = {"cuda": ("fa4", "cudnn", "flex")}
+_SPARSE_ORDER = {"cpu": ("gathered", "reference"), "cuda": ("fa4", "cudnn", "flex")}
 """The same for block-sparse attention."""
 
 

@@ -17,13 +17,15 @@ from parallel_attn.exchange.traffic import AttentionGeometry
 from ..run.settings import Settings
 from ..run.spelling import spelled
 
-Arch = Literal["cpu", "sm80", "sm90", "sm100", "sm103", "npu", "rocm"]
+Arch = Literal["cpu", "sm80", "sm89", "sm90", "sm100", "sm103", "sm120", "npu", "rocm"]
 MACHINES: dict[str, Machine] = {
     "cpu": Machine(platform="cpu"),
     "sm80": Machine(platform="cuda", capability=(8, 0)),
+    "sm89": Machine(platform="cuda", capability=(8, 9)),
     "sm90": Machine(platform="cuda", capability=(9, 0)),
     "sm100": Machine(platform="cuda", capability=(10, 0)),
     "sm103": Machine(platform="cuda", capability=(10, 3)),
+    "sm120": Machine(platform="cuda", capability=(12, 0)),
     "npu": Machine(platform="npu"),
     "rocm": Machine(platform="rocm"),
 }

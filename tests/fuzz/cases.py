@@ -138,7 +138,7 @@ def _sizes_on_cpu(random: Random) -> dict[str, Any]:
         "dtype": pick(("float32",) * 4 + ("bfloat16", "float16", "float64")) if not geometry else
         pick(("float32",) * 4 + ("bfloat16", "float16")),
         "dense_backend": pick(("auto",) * 7 + ("reference",) * 5 + ("sdpa-flash",) * 3 + ("sdpa-math", "fa4")),
-        "sparse_backend": pick(("auto",) * 7 + ("reference",) * 5 + ("fa4", "cudnn", "flex")),
+        "sparse_backend": pick(("auto",) * 5 + ("reference",) * 4 + ("gathered",) * 4 + ("fa4", "cudnn", "flex")),
     }  # fmt: skip
 
 

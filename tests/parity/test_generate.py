@@ -70,9 +70,12 @@ def test_the_video_shows_what_the_prompt_says(tmp_path):
     document = json.loads(done.stdout.strip().splitlines()[-1])
     assert analyse(read_video(out))[0] == DEMO
     assert (document["world_size"], document["degree"], document["steps"]) == (2, 2, 20)
-    assert document["dispatch"] == [["sdpa-flash"] * 6] * 10 + [["reference-sparse 64x64"] * 6] * 10
+    assert document["dispatch"] == [["sdpa-flash"] * 6] * 10 + [["gathered-sparse 64x64"] * 6] * 10
     assert document["text_forwards_reused"] == 2 * 20 - 2
     assert document["seconds_per_step"] > 0
+    by_path = document["seconds_by_path"]
+    assert set(by_path) == {"dense", "sparse"} and min(by_path.values()) > 0
+    assert f"a dense step took {by_path['dense']:.3g} s, a block-sparse one {by_path['sparse']:.3g} s\n" in done.stderr
     assert document["peak_bytes"] > 0
     assert len(document["latents_sha256"]) == 64
     assert list(tmp_path.iterdir()) == [out]
@@ -110,6 +113,7 @@ def test_the_other_models(tmp_path, model, name, ranks):
     assert code == 0, document
     assert (document["world_size"], document["degree"]) == (ranks, ranks)
     assert document["dispatch"] == [["sdpa-flash"] * 2] * 4
+    assert set(document["seconds_by_path"]) == {"dense"}
     if name.endswith(".mp4"):
         assert read_video(tmp_path / name).shape == (1, 3, 9, 64, 64)
     else:
@@ -147,11 +151,29 @@ def test_a_strategy_file_and_an_override_run_as_written(tmp_path):
     (tmp_path / "mine.json").write_text(json.dumps(recipe))
     flags = ["--attention.recipe", str(tmp_path / "mine.json"), "--height", "128", "--width", "128", "--steps", "3"]
     document = generate.main(settings(tmp_path, [*flags, "--attention.override", "dense_tail=1"]))
-    later = ["sdpa-flash", "reference-sparse 16x8", "reference-sparse 16x8"]
+    later = ["sdpa-flash", "gathered-sparse 16x8", "gathered-sparse 16x8"]
     assert document["dispatch"] == [["sdpa-flash"] * 3, later, ["sdpa-flash"] * 3]
     assert document["kept"][0] == [None] * 3
     assert all(0.4 < share < 1 for share in document["kept"][1][1:])
     assert document["differences"] == []
+
+
+@pytest.mark.parametrize(
+    ("kept", "by_path"),
+    [
+        ([[None, None], [None, None], [None, None], [None, 0.5], [0.5, 0.5]], {"dense": 2.5, "sparse": 4.5}),
+        ([[None, 0.5], [None, None], [None, None], [0.5, None], [None, None]], {"dense": 3.0, "sparse": 4.0}),
+        ([[None], [0.5], [0.5], [0.5], [0.5]], {"dense": 9.0, "sparse": 3.5}),
+        ([[None]] * 5, {"dense": 3.5}),
+        ([[0.5]], {"sparse": 9.0}),
+    ],
+    ids=["switch", "mixed", "one dense step", "dense", "one step"],
+)
+def test_the_seconds_of_a_kind_of_steps_are_without_the_first_step_where_others_are(kept, by_path, capsys):
+    seconds = [9.0, 2.0, 3.0, 4.0, 5.0][: len(kept)]
+    assert generate.seconds_by_path(seconds, kept) == by_path
+    generate.say_seconds(by_path)
+    assert capsys.readouterr().err.count("\n") == (len(by_path) == 2)
 
 
 def settings(tmp_path: Path, flags: list[str]) -> Settings:

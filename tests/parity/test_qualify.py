@@ -89,7 +89,7 @@ def test_a_broken_selector_fails(qualified, name):
 
 def test_all_that_ran_is_on_record(qualified):
     _, _, report = qualified
-    sparse, dense = ["reference-sparse 64x64"] * LAYERS, ["sdpa-flash"] * LAYERS
+    sparse, dense = ["gathered-sparse 64x64"] * LAYERS, ["sdpa-flash"] * LAYERS
     assert report["arms"]["real"]["dispatch"] == [dense, sparse, sparse]
     assert report["arms"][DENSE]["dispatch"] == [dense] * STEPS
     assert report["arms"][CONTROL]["dispatch"] == [["reference"] * LAYERS] * STEPS

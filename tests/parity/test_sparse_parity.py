@@ -24,9 +24,9 @@ def method(sparsity: float) -> BlockSparse:
     return BlockSparse(selector=Recorded(SubBlock(budget=TopK(sparsity=sparsity), cell_rows=4)), geometry=GEOMETRY)
 
 
-def _check(rank: int, world_size: int, heads: tuple[int, int]) -> None:
+def _check(rank: int, world_size: int, heads: tuple[int, int], backend: str) -> None:
     mesh = init_ulysses_mesh(world_size, device_type="cpu")
-    config = AttentionConfig(dense_backend="reference", sparse_backend="reference")
+    config = AttentionConfig(dense_backend="reference", sparse_backend=backend)
     for name, lengths in CASES.items():
         request = Request(**lengths)
         one, many = method(0.6), method(0.6)
@@ -46,13 +46,14 @@ def _check(rank: int, world_size: int, heads: tuple[int, int]) -> None:
             own = slice(rank * local, (rank + 1) * local)
             assert torch.equal(a.indices[:, own], b.indices), f"{name}, rank {rank}: other blocks"
             assert torch.equal(a.counts[:, own], b.counts), f"{name}, rank {rank}: other counts"
-        assert all("reference-sparse 16x8" in path for _, _, path in together.record.calls)
+        assert all(f"{backend}-sparse 16x8" in path for _, _, path in together.record.calls)
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (8, 4)], ids=["mha", "gqa"])
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks_select_and_compute_what_one_rank_does(ranks, world_size, heads):
-    ranks(world_size, _check, heads)
+@pytest.mark.parametrize("backend", ["gathered", "reference"])
+def test_ranks_select_and_compute_what_one_rank_does(ranks, backend, world_size, heads):
+    ranks(world_size, _check, heads, backend)
 
 
 @pytest.mark.parametrize("lengths", CASES.values(), ids=CASES.keys())

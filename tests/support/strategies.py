@@ -11,7 +11,7 @@ from parallel_attn.strategy import Layout, Range, StepRanges
 
 GEOMETRY = BlockGeometry(query_rows=16, key_rows=8)
 SELECTOR = SubBlock(budget=TopK(sparsity=0.6), cell_rows=4)
-SPARSE_PATH = "reference-sparse 16x8"
+SPARSE_PATH = "gathered-sparse 16x8"
 LAYOUTS = {"all": {"0-": "sparse"}, "later": {"1-": "sparse"}}
 SCHEDULES = {
     "dense": {},

@@ -1,9 +1,9 @@
 """Block-sparse attention backends: one file each, found by name, judged before launch.
 
 A backend computes softmax(q k^T * scale) v over the key blocks a `Selection` lists for each query head and query
-block, for BSHD tensors with Hq a multiple of Hkv. It never expands K or V, never reads the selection on the host,
-never rounds a block size or a length, and never hands the call to another kernel: what it cannot run, it says before.
-Whether a kernel runs a dense call says nothing about this list.
+block, for BSHD tensors with Hq a multiple of Hkv. It never expands K or V, never reads the selection of another device
+on the host, never rounds a block size or a length, and never hands the call to another kernel: what it cannot run, it
+says before. Whether a kernel runs a dense call says nothing about this list.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ...selection import Selection
 from .cudnn_sparse import CudnnSparse
 from .fa4_sparse import Fa4Sparse
 from .flex import FlexSparse
+from .gathered import GatheredSparse
 from .reference_sparse import ReferenceSparse
 from .sparse_call import SparseCall, sparse_path
 
@@ -42,6 +43,6 @@ class SparseBackend(Protocol):
         ...
 
 
-_sparse: list[SparseBackend] = [Fa4Sparse(), CudnnSparse(), FlexSparse(), ReferenceSparse()]
+_sparse: list[SparseBackend] = [Fa4Sparse(), CudnnSparse(), FlexSparse(), GatheredSparse(), ReferenceSparse()]
 SPARSE_BACKENDS: dict[str, SparseBackend] = {backend.name: backend for backend in _sparse}
 """Every block-sparse backend by the name `AttentionConfig.sparse_backend` takes."""

@@ -59,7 +59,7 @@ def test_what_runs_otherwise_is_a_difference(monkeypatch):
     ]
     record = handle.loop.plan.record
     record.note(0, 2, DENSE)
-    del record.calls[3, 0, "reference-sparse 16x8"]
+    del record.calls[3, 0, "gathered-sparse 16x8"]
     assert handle.report()["differences"][0] == "step 0, layer 2: 3 calls, layer 0 had 2"
     assert "step 3, layer 0: planned sparse, ran nothing" in handle.report()["differences"]
 

@@ -43,7 +43,7 @@ def test_every_contestant_runs_its_whole_schedule(bench, tmp_path):
     stock, dense, later = document["rows"]
     assert [len(row["step_ms"]) for row in document["rows"]] == [35, 35, 35]
     assert (stock["dispatch"], dense["dispatch"]) == ({}, {"0": "sdpa-flash"})
-    assert later["dispatch"] == {"0": "sdpa-flash", "10": "reference-sparse 16x16 sdpa-flash"}
+    assert later["dispatch"] == {"0": "sdpa-flash", "10": "gathered-sparse 16x16 sdpa-flash"}
     assert len(set(later["step_ms"])) == 2 and later["step_ms"][9] != later["step_ms"][10]
     assert later["request_s"] == pytest.approx(sum(later["step_ms"]) / 1e3)
     assert later["speedup"] == pytest.approx(stock["request_s"] / later["request_s"])
@@ -56,7 +56,7 @@ def test_every_model_runs_as_planned(bench, tmp_path, model):
     (tmp_path / "all.json").write_text(json.dumps(recipe | {"schedule": {"steps": {"0-": "all"}}}))
     document, code = bench("--model", model, "--recipes", str(tmp_path / "all.json"))
     assert code == 0
-    assert [row["dispatch"] for row in document["rows"]] == [{}, {"0": "sdpa-flash"}, {"0": "reference-sparse 16x16"}]
+    assert [row["dispatch"] for row in document["rows"]] == [{}, {"0": "sdpa-flash"}, {"0": "gathered-sparse 16x16"}]
 
 
 @pytest.mark.parametrize("flags", [("--model", "magic"), ("--rounds", "0"), ("--recipes", "cosmos3-mixed")])

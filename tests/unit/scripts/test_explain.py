@@ -199,6 +199,30 @@ def test_the_paths_of_a_named_machine():
     assert paths("npu")["dense", "npu_dense"]["status"] == "unmigrated"
 
 
+@pytest.mark.parametrize("arch", ["sm80", "sm89", "sm90", "sm100", "sm103", "sm120"])
+def test_what_was_not_measured_on_a_chip_says_so(arch):
+    found = paths(arch, attention=AttentionSettings(recipe="cosmos3-mixed"))
+    flex = found["sparse", "flex-sparse 64x64"]
+    unmeasured = ("its rules accept the call; it was measured on compute capability 9.0 only",)
+    assert (flex["status"], flex["reasons"]) == ("supported", () if arch == "sm90" else unmeasured)
+    fa4 = found["dense", "fa4"]
+    assert (fa4["status"] == "supported") is (arch in ("sm90", "sm100", "sm103"))
+    capability = f"{arch[2:-1]}.{arch[-1]}"
+    assert fa4["status"] == "supported" or f"compute capability is {capability}" in fa4["reasons"][0]
+    gathered = found["sparse", "gathered-sparse 64x64"]
+    assert (
+        gathered["status"] == "unsupported" and "the tensors are on cuda, it runs on cpu only" in gathered["reasons"][0]
+    )
+
+
+def test_the_paths_of_a_cpu():
+    found = paths("cpu", attention=AttentionSettings(recipe="cosmos3-mixed"))
+    sparse = {name: path["status"] for (kind, name), path in found.items() if kind == "sparse" and "-sparse " in name}
+    runs = {name.split("-")[0] for name, status in sparse.items() if status == "supported"}
+    assert runs == {"gathered", "reference"} and len(sparse) == 5
+    assert "the kernel exists on cuda only" in found["sparse", "flex-sparse 64x64"]["reasons"][0]
+
+
 def test_the_paths_of_this_machine_and_of_what_is_refused():
     here = paths(None, parallel=ParallelConfig(ulysses=2))
     assert here["dense", "ulysses-2 sdpa-flash"]["status"] == "supported"

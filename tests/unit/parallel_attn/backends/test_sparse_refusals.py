@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
@@ -13,11 +14,12 @@ import torch
 
 from parallel_attn.backends import DENSE_BACKENDS, fa4, provider
 from parallel_attn.backends.platform import pick_sparse
-from parallel_attn.backends.sparse import SPARSE_BACKENDS, cudnn_sparse, flex
+from parallel_attn.backends.sparse import SPARSE_BACKENDS, cudnn_sparse, flex, gathered
 from parallel_attn.backends.sparse.sparse_call import admit
 from parallel_attn.errors import UnsupportedError
 from tests.support.machine_on_paper import FA4_INTERFACE, call, dense_call, forget_picks
 
+CPU = torch.device("cpu")
 RUNS = [
     *(("fa4", (9, 0), call(blocks)) for blocks in ((64, 64), (128, 64), (128, 128), (256, 128))),
     *(("fa4", capability, call((256, 128))) for capability in ((10, 0), (10, 3), (11, 0))),
@@ -28,7 +30,11 @@ RUNS = [
     ("cudnn", (9, 0), call((64, 64), query_rows=960)),
     *(("flex", (9, 0), call(blocks)) for blocks in ((128, 128), (128, 64), (64, 64))),
     ("flex", (8, 0), call(head_dim=64, value_dim=64)),
-    ("reference", (9, 0), call((3, 5), device=torch.device("cpu"), dtype=torch.float64, head_dim=7, value_dim=9)),
+    *(
+        ("gathered", (9, 0), call((3, 5), device=CPU, dtype=dtype, head_dim=7, value_dim=7))
+        for dtype in gathered.DTYPES
+    ),
+    ("reference", (9, 0), call((3, 5), device=CPU, dtype=torch.float64, head_dim=7, value_dim=9)),
 ]
 
 
@@ -46,6 +52,14 @@ def test_auto_takes_flash_attention_4_where_it_runs(hopper, blocks):
     assert pick_sparse("auto", call((64, 64))).backend.name == "flex"
 
 
+def test_auto_on_a_cpu_gathers_and_leaves_the_rest_to_the_reference():
+    here = call((64, 64), device=CPU, dtype=torch.float32)
+    assert pick_sparse("auto", here).backend.name == "gathered"
+    pick = pick_sparse("auto", replace(here, value_dim=64))
+    assert pick.backend.name == "reference"
+    assert pick.why == "auto on cpu; not gathered: head_dim of v is 64, of q and k 128; they must be equal"
+
+
 REFUSED = [
     ("fa4", (9, 0), call((64, 128)), ["blocks are 64x128, supported on compute capability 9.x: 64x64, 128x64"]),
     ("fa4", (9, 0), call((192, 128)), ["blocks are 192x128"]),
@@ -57,18 +71,21 @@ REFUSED = [
     ("fa4", (9, 0), call(head_dim=20), ["(20, 128) is not supported on 9"]),
     ("fa4", (9, 0), call(head_dim=256, value_dim=256), ["blocks are 128x128, the kernel's tile for", "128x80"]),
     ("fa4", (10, 0), call((256, 128), head_dim=256, value_dim=256), ["(256, 256), supported on 10.x"]),
-    ("fa4", (9, 0), call(device=torch.device("cpu")), ["the tensors are on cpu, the kernel exists on cuda only"]),
+    ("fa4", (9, 0), call(device=CPU), ["the tensors are on cpu, the kernel exists on cuda only"]),
     ("fa4", (9, 0), call((64, 32), dtype=torch.float64), ["blocks are 64x32", "dtype is torch.float64"]),
     ("cudnn", (9, 0), call((64, 64)), ["1000 query rows with 64-row blocks, supported: multiples of 64"]),
     ("cudnn", (9, 0), call((256, 128)), ["blocks are 256x128, supported: 64x64 and 128x128"]),
     ("cudnn", (10, 0), call(), ["compute capability is 10.0, supported: 9.x"]),
     ("cudnn", (9, 0), call(head_dim=80, value_dim=256), ["head_dim is 80", "head_dim of v is 256"]),
-    ("cudnn", (9, 0), call(dtype=torch.float32, device=torch.device("cpu")), ["on cpu", "dtype is torch.float32"]),
+    ("cudnn", (9, 0), call(dtype=torch.float32, device=CPU), ["on cpu", "dtype is torch.float32"]),
     ("flex", (9, 0), call((256, 128)), ["blocks are 256x128, supported: 128x128, 128x64, 64x64"]),
     ("flex", (7, 5), call(), ["compute capability is 7.5, supported: 8.0 and later"]),
     ("flex", (9, 0), call(head_dim=96, value_dim=96), ["head_dim is 96, of v 96, supported: 64 or 128"]),
     ("flex", (9, 0), call(value_dim=64), ["head_dim is 128, of v 64, supported: 64 or 128, equal for both"]),
-    ("flex", (9, 0), call(dtype=torch.float32, device=torch.device("cpu")), ["on cpu", "dtype is torch.float32"]),
+    ("flex", (9, 0), call(dtype=torch.float32, device=CPU), ["on cpu", "dtype is torch.float32"]),
+    ("gathered", (9, 0), call(), ["the tensors are on cuda, it runs on cpu only", "would wait for the device"]),
+    ("gathered", (9, 0), call(device=CPU, value_dim=64), ["head_dim of v is 64, of q and k 128; they must be equal"]),
+    ("gathered", (9, 0), call(device=CPU, dtype=torch.int32), ["dtype is torch.int32, supported: float32, float64"]),
 ]
 
 

@@ -205,9 +205,9 @@ def test_another_machine_is_asked_about_without_its_packages():
     [fa4_result, *_] = resolve_capabilities(on_gpu(machine=hopper, head_dim=96, value_dim=96))
     text = Request(rows=40, prefix=KVPrefix(rows=4, kind="packed"))
     asked = on_gpu(machine=hopper, head_dim=96, value_dim=96, request=text)
-    fa4_sparse, _, flex, reference, *_ = resolve_capabilities(asked, method=method(128, 128))
+    fa4_sparse, _, flex, gathered, reference, *_ = resolve_capabilities(asked, method=method(128, 128))
     assert fa4_sparse.status is reference.status is Support.UNMIGRATED  # for the rows beside them that run dense
-    assert flex.status is Support.UNSUPPORTED
+    assert flex.status is gathered.status is Support.UNSUPPORTED
     assert fa4_result.status is Support.UNMIGRATED and "only the validators of flash-attn-4" in fa4_result.reasons[0]
     with pytest.raises(ValueError, match="ask resolve_capabilities about another one"):
         resolve_execution_path(on_gpu(machine=hopper), plan=AttentionPlan())
@@ -215,9 +215,9 @@ def test_another_machine_is_asked_about_without_its_packages():
 
 def test_the_plan_s_step_and_the_request_decide_so_it_is_asked_again():
     plan = AttentionPlan(strategy=Strategy.of(method()))
-    assert resolve_execution_path(context(), plan=plan).path == "reference-sparse 16x16"
+    assert resolve_execution_path(context(), plan=plan).path == "gathered-sparse 16x16"
     text = context(request=Request(rows=40, prefix=KVPrefix(rows=4, kind="packed")))
-    assert resolve_execution_path(text, plan=plan).path == "reference-sparse 16x16+sdpa-flash"
+    assert resolve_execution_path(text, plan=plan).path == "gathered-sparse 16x16+sdpa-flash"
     short = AttentionPlan(strategy=replace(Strategy.of(method()), min_rows=41))
     result = resolve_execution_path(context(), plan=short)
     assert (result.path, result.reasons) == ("sdpa-flash", ("sdpa-flash: auto on cpu",))
