@@ -6,6 +6,7 @@ is raised in the first one. The answer for one kind of tensors is made once and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -85,7 +86,7 @@ class Dispatch:
         prefix_kept: bool,
     ) -> Work:
         """What will run for local shards [B, s, H, D]; raises for everything wrong with the call."""
-        method = _method(now, layer)
+        method = method_of(now, layer)
         tensors = (q, k, v) if prefix is None else (q, k, v, *prefix)
         # All that a check of a tensor looks at. A method is told by its identity: it lives as long as its table.
         kind = (request, id(method), prefix_kept, *[(x.shape, x.dtype, x.device, x.layout) for x in tensors])
@@ -96,21 +97,28 @@ class Dispatch:
                 check_prefix(request, k, v, prefix)
             if len(self._kept) == MOST_KEPT:
                 self._kept.clear()
-            work = self._kept[kind] = self.resolve(request, layer, operands_of(q, k, v), now=now)
+            work = self._kept[kind] = self.resolve(request, method, operands_of(q, k, v), reachable=now.reachable)
         return work
 
-    def resolve(self, request: Request, layer: int, operands: Operands, *, now: Now) -> Work:
+    def resolve(
+        self,
+        request: Request,
+        method: BlockSparse | None,
+        operands: Operands,
+        *,
+        reachable: Sequence[BlockSparse | None],
+    ) -> Work:
         """What will run; raises `UnsupportedError` where no backend does. Nothing is communicated or recorded.
 
-        `operands`: those of all ranks together.
+        `operands`: those of all ranks together. `reachable`: the methods that the request will need later.
         """
-        method, lengths = _method(now, layer), request.lengths(operands.batch)
-        for later in now.reachable:
+        lengths = request.lengths(operands.batch)
+        for later in reachable:
             if later is not method:  # what another step or layer needs is refused before the first exchange
                 for each in lengths:
                     self._part(later, operands, each, picks={})
         picks: dict[str, str] = {}
-        parts = tuple(self._part(method, operands, each, picks=picks) for each in lengths)
+        parts = tuple([self._part(method, operands, each, picks=picks) for each in lengths])
         return Work(parts, picks, "+".join(sorted({part.path for part in parts})))
 
     def _part(self, method: BlockSparse | None, operands: Operands, lengths: Lengths, *, picks: dict[str, str]) -> Part:
@@ -129,7 +137,8 @@ class Dispatch:
         return Part(lengths, dense, sparse.backend, method, rows)
 
 
-def _method(now: Now, layer: int) -> BlockSparse | None:
+def method_of(now: Now, layer: int) -> BlockSparse | None:
+    """The method of a layer in this step, None for dense."""
     return now.methods[layer if len(now.methods) > 1 else 0]
 
 
@@ -137,7 +146,7 @@ def calls_of(
     method: BlockSparse | None, operands: Operands, lengths: Lengths, *, degree: int
 ) -> tuple[DenseCall | None, SparseCall | None]:
     """The kernel calls of one rank: dense, sparse, or dense for the rows of a packed prefix beside sparse."""
-    own = operands.share(degree=degree, samples=lengths.samples).values()
+    own = operands.share(degree=degree, samples=lengths.samples)
     rows = lengths.queries if method is None else (lengths.packed if method.dense_prefix_queries else 0)
     dense = sparse = None
     if rows:

@@ -131,19 +131,18 @@ class AttentionPlan:
         work = self._work(request, layer, q, k, v, prefix, now=self.strategy.now(request))
         # Nothing above has communicated, and nothing below refuses.
         with self.peers.call():
-            q, k, v = self.gather_heads(layer, q, k, v, prefix)
+            q, k, v = self.gather_heads(request, layer, q, k, v, prefix)
             out, kept = attend(work, q, k, v, rows=request.rows, first_head=self.axis.rank * q.shape[2])
             self.record.note(self.clock.step, layer, work.path, kept=kept)
             return gather_rows_of_heads(out, request=request, axis=self.axis)
 
     def gather_heads(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None
+        self, request: Request, layer: int, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What this rank's kernel is given: all rows of its heads [B, S, h, D], the replicated prefix among them.
 
         It exchanges, so every rank calls it alike.
         """
-        request = self._running()
         own = self._local_prefix(layer, prefix)
         q, k, v = scatter_heads(q, k, v, request=request, axis=self.axis)
         if own is not None:

@@ -119,23 +119,18 @@ class Request:
         rows = self.prefix.rows if self.prefix is not None and self.prefix.kind == "replicated" else 0
         return _per_sample("prefix rows", rows, batch)
 
-    def packed_rows(self, batch: int) -> tuple[int, ...]:
-        """Rows of the packed prefix of each sample."""
-        rows = self.prefix.rows if self.prefix is not None and self.prefix.kind == "packed" else 0
-        return _per_sample("prefix rows", rows, batch)
-
     def lengths(self, batch: int) -> list[Lengths]:
         """What counts of the samples: one entry where all are alike, else one per sample."""
-        counts = zip(
+        packed = self.prefix.rows if self.prefix is not None and self.prefix.kind == "packed" else 0
+        counts = (
             self.valid_queries(batch),
             self.valid_keys(batch),
             self.prefix_rows(batch),
-            self.packed_rows(batch),
-            strict=True,
+            _per_sample("prefix rows", packed, batch),
         )
         found = [
-            (queries, keys + replicated, packed, _protected(keys, replicated=replicated, packed=packed))
-            for queries, keys, replicated, packed in counts
+            (queries, keys + replicated, first, _protected(keys, replicated=replicated, packed=first))
+            for queries, keys, replicated, first in zip(*counts, strict=True)
         ]
         if len(set(found)) == 1:
             return [Lengths(slice(None), *found[0])]
@@ -152,7 +147,7 @@ class Request:
 def _protected(keys: int, *, replicated: int, packed: int) -> tuple[tuple[int, int], ...]:
     """A packed prefix is the first rows, a replicated one is placed after the valid rows."""
     spans = ((0, packed), (keys, keys + replicated))
-    return tuple((start, stop) for start, stop in spans if start < stop)
+    return tuple([(start, stop) for start, stop in spans if start < stop])
 
 
 def _as_tuple(value: int | tuple[int, ...]) -> tuple[int, ...]:

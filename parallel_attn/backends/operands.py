@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -32,20 +32,16 @@ class Operands:
     machine: Machine | None = None
     """None: the machine this process runs on."""
 
-    def share(self, *, degree: int, samples: slice = slice(None)) -> Operands:
-        """What one of `degree` ranks has of some samples."""
-        return Operands(
-            device=self.device,
-            dtype=self.dtype,
-            batch=len(range(self.batch)[samples]),
-            heads=self.heads.share(degree),
-            value_dim=self.value_dim,
-            machine=self.machine,
-        )
-
-    def values(self) -> dict[str, Any]:
-        """As keywords of a call."""
-        return {each.name: getattr(self, each.name) for each in fields(Operands)}
+    def share(self, *, degree: int, samples: slice = slice(None)) -> dict[str, Any]:
+        """What one of `degree` ranks has of some samples, as keywords of a call."""
+        return {
+            "device": self.device,
+            "dtype": self.dtype,
+            "batch": len(range(self.batch)[samples]),
+            "heads": self.heads.share(degree),
+            "value_dim": self.value_dim,
+            "machine": self.machine,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,4 +71,4 @@ def operand_values(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
 
 def causal_call(operands: Operands, *, rows: int, key_rows: int) -> DenseCall:
     """The kernel call for rows that every rank holds in full: every head, causal."""
-    return DenseCall(**operands.values(), query_rows=rows, key_rows=key_rows, causal=True)
+    return DenseCall(**operands.share(degree=1), query_rows=rows, key_rows=key_rows, causal=True)

@@ -26,7 +26,7 @@ from ..backends import (
 from ..backends.provider import Undecided
 from ..checks import call_refusals
 from ..config import AttentionConfig
-from ..dispatch import calls_of
+from ..dispatch import calls_of, method_of
 from ..errors import Refusal, UnsupportedError
 from ..plan import AttentionPlan
 from ..strategy import BlockSparse
@@ -88,7 +88,8 @@ def resolve_execution_path(context: ExecutionContext, *, plan: AttentionPlan, la
             pick = pick_dense(plan.config.dense_backend, call)
             path, picks = f"{pick.backend.name} replicated", {pick.backend.name: pick.why}
         else:
-            work = plan.dispatch.resolve(context.request, layer, context, now=plan.strategy.look(context.request))
+            now = plan.strategy.look(context.request)
+            work = plan.dispatch.resolve(context.request, method_of(now, layer), context, reachable=now.reachable)
             path, picks = work.path, work.picks
     except UnsupportedError as error:
         return _result(context, "attention", reasons=[str(refusal) for refusal in error.refusals])

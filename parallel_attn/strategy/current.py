@@ -23,7 +23,7 @@ class Now:
     """What one step runs."""
 
     methods: tuple[BlockSparse | None, ...]
-    """Of every layer, None for dense; one entry where all layers are alike."""
+    """Of every layer, None for dense; one entry where all are alike."""
     reachable: tuple[BlockSparse | None, ...]
     """One method for each kind of backend call that all steps and layers of the request need."""
     digest: Mapping[str, str]
@@ -56,22 +56,18 @@ class CurrentStrategy:
             raise ValueError(f"layer {layer} is not one of the plan's {self.layers} layers")
 
     def now(self, request: Request) -> Now:
-        """What runs in this step; notes where the request is a short one. RuntimeError where steps differ and none is
-        running."""
-        if self._clock.step is not None and self._is_short(request):
+        """What runs in this step; notes where the request is a short one.
+
+        Raises RuntimeError where steps differ and none is running.
+        """
+        short = self._is_short(request)
+        if short and self._clock.step is not None:
             self._short_steps.add(self._clock.step)
-        return self.look(request)
+        return self._nows.get((self._clock.step, short)) or self._resolve(short)
 
     def look(self, request: Request) -> Now:
         """The same for a request that may never run."""
-        table, row = self._in_force()
-        short = self._is_short(request)
-        now = self._nows.get((self._clock.step, short))
-        if now is None:
-            now = self._nows[self._clock.step, short] = self._resolve(
-                table, (DENSE,) * len(row) if short else row, short
-            )
-        return now
+        return self._resolve(self._is_short(request))
 
     def check_step(self) -> None:
         """Raise RuntimeError where steps differ and none is running."""
@@ -93,15 +89,19 @@ class CurrentStrategy:
         finally:
             self._rehearsed = None
 
-    def _resolve(self, table: Table, row: tuple[str, ...], short: bool) -> Now:
-        """What a row of the table is, with the methods behind its names."""
-        runs = [f"{name} x{len(list(run))}" for name, run in itertools.groupby((DENSE,) if short else row)]
+    def _resolve(self, short: bool) -> Now:
+        """What the row in force is, with the methods behind its names; kept until the clock starts anew."""
+        table, row = self._in_force()
+        if short:
+            row = (DENSE,)
+        runs = [f"{name} x{len([*run])}" for name, run in itertools.groupby(row)]
         presets = {name: table.presets[name] for name in sorted(set(row) - {DENSE})}
-        return Now(
-            methods=tuple(table.presets.get(name) for name in row),
+        now = self._nows[self._clock.step, short] = Now(
+            methods=tuple([table.presets.get(name) for name in row]),
             reachable=(None,) if short else self._reachable,
             digest={"method": ", ".join(runs), "presets": repr(presets), "token order": self.rule.token_order},
         )
+        return now
 
     def _in_force(self) -> tuple[Table, tuple[str, ...]]:
         """The table in force and its row."""

@@ -94,7 +94,7 @@ def _whole(
     """All rows of this rank's heads; every rank calls it for the same cells, since it exchanges."""
     assert plan.request is not None, "a processor calls its attention inside a forward"
     with plan.peers.call():
-        q, k, v = plan.gather_heads(layer, q, k, v, prefix)
+        q, k, v = plan.gather_heads(plan.request, layer, q, k, v, prefix)
     lengths, *others = plan.request.lengths(q.shape[0])
     if others:
         raise ValueError("samples of one batch have different lengths; capture takes one prompt at a time")

@@ -28,7 +28,8 @@ def call(blocks=(128, 128), **changes):
 
 def dense_call(**changes):
     sparse = call()
-    values = {field.name: getattr(sparse, field.name) for field in fields(SparseCall) if field.name != "geometry"}
+    values = {field.name: getattr(sparse, field.name) for field in fields(SparseCall)}
+    del values["geometry"], values["blocks"]
     counts = {spelled: getattr(sparse.heads, name) for spelled, name in NAMES.items()}
     return DenseCall(**with_heads(values | counts | changes))
 

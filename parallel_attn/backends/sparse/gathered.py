@@ -10,6 +10,7 @@ products round by strides and alignment: a head gives the same bits on every ran
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 
 import torch
@@ -58,13 +59,11 @@ class GatheredSparse:
             for kv in range(call.heads.kv):
                 head.load(k[b, :, kv], v[b, :, kv])
                 for h in range(kv * call.heads.group, (kv + 1) * call.heads.group):
-                    runs = _runs(call, keys_kept[b][h], at_once)
-                    entries = selection.indices[b, h].masked_select(listed[b, h])
+                    runs, rows, entries = _runs(call, tuple(keys_kept[b][h]), at_once)
                     q_SD.copy_(q[b, :, h])
                     # Split once: a view by itself costs as much as the gather of a small block.
-                    rows = [run.query_rows for run in runs]
                     of_q, of_out = q_SD.split(rows), out[b, :, h].split(rows)
-                    of_lists = entries.split([run.entries for run in runs])
+                    of_lists = selection.indices[b, h].masked_select(listed[b, h]).split(entries)
                     for run, q_run, out_run, list_run in zip(runs, of_q, of_out, of_lists, strict=True):
                         out_run.copy_(head.attend(q_run, run, list_run))
         return out
@@ -126,10 +125,13 @@ def _keys_kept(call: SparseCall, selection: Selection) -> Tensor:
     return counts * call.blocks[1] - missing * (last == selection.key_blocks - 1)
 
 
-def _runs(call: SparseCall, keys_kept: list[int], at_once: int) -> list[_Run]:
-    """The query blocks of one head in order, as many together as may be and are alike."""
-    size, count = call.blocks[0], len(keys_kept)
+@lru_cache(maxsize=256)  # heads, layers and steps that keep as much have the same runs
+def _runs(call: SparseCall, keys_kept: tuple[int, ...], at_once: int) -> tuple[list[_Run], list[int], list[int]]:
+    """The query blocks of one head in order, as many together as may be and are alike; their rows and list entries."""
+    (size, key_size), count = call.blocks, len(keys_kept)
     rows = [size] * (count - 1) + [call.query_rows - size * (count - 1)]
-    alike = groupby(zip((block // at_once for block in range(count)), rows, keys_kept, strict=True))
+    together = [block // at_once for block in range(count)]
+    alike = groupby(zip(together, rows, keys_kept, strict=True))
     sizes = [(len([*run]), of_q, keys) for (_, of_q, keys), run in alike]
-    return [_Run(n, n * of_q, n * call.geometry.key_blocks(keys), keys) for n, of_q, keys in sizes]
+    runs = [_Run(n, n * of_q, n * -(-keys // key_size), keys) for n, of_q, keys in sizes]
+    return runs, [run.query_rows for run in runs], [run.entries for run in runs]

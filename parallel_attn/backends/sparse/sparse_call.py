@@ -8,7 +8,7 @@ values could tell (ascending, unique, in range, at least one block a row) is wha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
@@ -27,10 +27,11 @@ class SparseCall(Operands):
     key_rows: int
     geometry: BlockGeometry
 
-    @property
-    def blocks(self) -> tuple[int, int]:
-        """Query rows and key rows of a block."""
-        return self.geometry.query_rows, self.geometry.key_rows
+    blocks: tuple[int, int] = field(init=False, compare=False)
+    """Query rows and key rows of a block."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", (self.geometry.query_rows, self.geometry.key_rows))
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, selection: Selection) -> SparseCall:

@@ -155,11 +155,11 @@ def test_what_does_not_belong_to_the_call_is_refused_before_it_runs():
 def test_neighbours_that_are_alike_run_together():
     selection = lists_for(*inputs(query_rows=13, key_rows=20)[:2], (4, 8))
     call = gathered.SparseCall.of(*inputs(query_rows=13, key_rows=20), selection)
-    runs = gathered._runs(call, [16, 16, 16, 16], 3)
+    runs = gathered._runs(call, (16, 16, 16, 16), 3)[0]
     assert [(run.blocks, run.query_rows, run.entries, run.keys) for run in runs] == [(3, 12, 6, 16), (1, 1, 2, 16)]
-    assert [run.blocks for run in gathered._runs(call, [16, 16, 12, 12], 2)] == [2, 1, 1]
-    assert [run.blocks for run in gathered._runs(call, [12, 16, 16, 16], 2)] == [1, 1, 1, 1]
-    assert [run.blocks for run in gathered._runs(call, [16, 16, 16, 16], 1)] == [1, 1, 1, 1]
+    assert [run.blocks for run in gathered._runs(call, (16, 16, 12, 12), 2)[0]] == [2, 1, 1]
+    assert [run.blocks for run in gathered._runs(call, (12, 16, 16, 16), 2)[0]] == [1, 1, 1, 1]
+    assert [run.blocks for run in gathered._runs(call, (16, 16, 16, 16), 1)[0]] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(("indices", "count"), [([0, 1], 0), ([0, 1], 3), ([0, 9], 2), ([-1, 0], 2)])
