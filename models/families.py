@@ -33,7 +33,7 @@ def form_of_checkpoint(folder: Path) -> PipelineForm:
     name = read_index(folder)["_class_name"]
     if name not in FORMS:
         instead = f"a checkpoint of {', '.join(FORMS)}, or models.parallelize() on your own pipeline"
-        require([refuse("not-built", what=f"a checkpoint of a {name}", instead=instead)])
+        require([refuse("not-built", what=f"Settings.model with a {name}", instead=instead)])
     return FORMS[name]
 
 

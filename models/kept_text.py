@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from parallel_attn.errors import require
 from parallel_attn.plan import KeptPrefix
 
-from .known_tensors import SameTensors, version
+from .known_tensors import KnownTensors, version
 from .loop import Loop
 from .model_refusals import refuse
 
@@ -85,7 +85,7 @@ class TextReuse:
         device = ids.device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         key = (tuple(ids.tolist()), tuple(text_positions.flatten().tolist()), length, autocast)
-        self._read.append(_ReadKey(SameTensors(ids, positions), length, key))
+        self._read.append(_ReadKey(KnownTensors(ids, positions), length, key))
         return key
 
 
@@ -93,7 +93,7 @@ class TextReuse:
 class _ReadKey:
     """A key already read from the ids and positions of a text."""
 
-    tensors: SameTensors
+    tensors: KnownTensors
     length: int
     key: Hashable
 

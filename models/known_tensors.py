@@ -7,7 +7,7 @@ import weakref
 from torch import Tensor
 
 
-class SameTensors:
+class KnownTensors:
     """These very tensors, by identity and by the changes in place that PyTorch counts; keeps none of them alive."""
 
     def __init__(self, *tensors: Tensor) -> None:

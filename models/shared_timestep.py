@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .known_tensors import SameTensors
+from .known_tensors import KnownTensors
 
 
 class EqualTimesteps:
     """Whether all rows have the same timestep."""
 
     def __init__(self) -> None:
-        self._read, self._equal = SameTensors(), False
+        self._read, self._equal = KnownTensors(), False
 
     def read(self, *timesteps: Tensor) -> bool:
         """Whether the n values of [..., n] are one, everywhere in every tensor; reads them from the device.
@@ -30,7 +30,7 @@ class EqualTimesteps:
         if torch.compiler.is_compiling():  # one graph of the whole model serves equal and unequal timesteps
             return False
         if not self._read.are(*timesteps):
-            self._read = SameTensors(*timesteps)
+            self._read = KnownTensors(*timesteps)
             self._equal = bool(torch.stack([(each == each[..., :1]).all() for each in timesteps]).all())
         return self._equal
 

@@ -14,16 +14,13 @@ model itself reports. Seconds are medians.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import resource
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
 import torch.distributed as dist
 
@@ -31,13 +28,13 @@ from models import Handle, parallelize
 from models.checkpoints.builtin import checkpoint_folder
 from models.checkpoints.transformer_config import read_transformer_config
 from models.families import form_of_checkpoint
-from models.model_refusals import refuse
 from models.pipeline_form import PipelineForm
 from models.shapes import shape_of_checkpoint
 from parallel_attn import Strategy
 from parallel_attn.errors import require
 
 from .run import launch, media
+from .run.denoising import denoise, load
 from .run.settings import Settings
 from .run.together import Together, together
 from .run.trace import tracing
@@ -77,20 +74,6 @@ def main(settings: Settings) -> dict[str, Any]:
             return result
 
 
-def load(folder: Path, form: PipelineForm, settings: Settings) -> Any:
-    """The stock pipeline on this rank's device."""
-    if launch.rank() != 0:
-        diffusers.utils.logging.disable_progress_bar()
-    pipeline = form.load(folder, settings)
-    pipeline.set_progress_bar_config(disable=launch.rank() != 0, file=sys.stderr)
-    if settings.vae_tiling:
-        if not hasattr(pipeline.vae, "enable_tiling"):
-            instead = "leave the flag out; this VAE decodes whole clips"
-            require([refuse("not-built", what=f"--vae-tiling with {type(pipeline.vae).__name__}", instead=instead)])
-        pipeline.vae.enable_tiling()
-    return pipeline if settings.offload.mode != "none" else pipeline.to(settings.device)
-
-
 def apply(pipeline: Any, ranks: Together, settings: Settings, strategy: Strategy) -> Handle:
     """Parallelize the transformer, then compile its layers if asked."""
     options = {"attention": settings.attention, "strategy": strategy, **settings.model_options()}
@@ -101,28 +84,6 @@ def apply(pipeline: Any, ranks: Together, settings: Settings, strategy: Strategy
         elif settings.compile == "full":
             transformer.compile(dynamic=True)
     return handle
-
-
-def denoise(
-    pipeline: Any, form: PipelineForm, settings: Settings, *, decode: bool
-) -> tuple[Any, torch.Tensor, list[float]]:
-    """The pipeline's output (frames, or latents where it does not decode), the final latents, the seconds of a step."""
-    latents: list[torch.Tensor] = []
-    marks = [time.perf_counter()]
-
-    def after_step(_: Any, step: int, timestep: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        if settings.device == "cuda":
-            torch.cuda.synchronize()
-        marks.append(time.perf_counter())
-        latents[:] = [tensors["latents"]]
-        return tensors
-
-    output = pipeline(
-        **form.arguments(settings),
-        output_type="pil" if decode else "latent",
-        callback_on_step_end=after_step,
-    )
-    return output, latents[0], [end - start for start, end in itertools.pairwise(marks)]
 
 
 def agreed_digest(latents: torch.Tensor) -> str:

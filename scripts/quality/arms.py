@@ -14,8 +14,8 @@ from models.families import form_of_pipeline
 from parallel_attn import AttentionConfig, Strategy
 from parallel_attn.backends import DENSE_BACKENDS
 
-from ..generate import denoise
 from ..run import launch
+from ..run.denoising import denoise
 from ..run.settings import Settings
 from ..run.together import Together
 

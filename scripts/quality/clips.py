@@ -12,8 +12,8 @@ from models.checkpoints.transformer_config import read_transformer_config
 from models.families import form_of_checkpoint
 from parallel_attn.errors import require
 
-from ..generate import load
 from ..run import launch
+from ..run.denoising import load
 from ..run.generation_flags import GenerationFlags
 from ..run.settings import Settings
 from .prompts import choose_prompts

@@ -14,7 +14,7 @@ from models.families import PLANS, form_of_pipeline
 from parallel_attn import Strategy
 from parallel_attn.strategy import DENSE, BlockSparse, Table
 
-from ..generate import denoise
+from ..run.denoising import denoise
 from ..run.settings import Settings
 from ..run.together import Together
 from .arms import Arm, base_attention

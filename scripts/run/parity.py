@@ -17,7 +17,7 @@ from models.pipeline_form import PipelineForm
 from models.tolerance import parity_bound
 from parallel_attn import AttentionPlan, KVPrefix, ParallelAttention, Request, init_ulysses_mesh, local_rows
 
-from ..generate import load
+from .denoising import load
 from .settings import Settings
 from .together import Together, together
 

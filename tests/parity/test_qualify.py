@@ -21,7 +21,6 @@ from parallel_attn.mesh import peers_on
 from parallel_attn.selection import SubBlock, TopK
 from parallel_attn.strategy import read_document, strategy_from
 from scripts import compare_recipes, qualify, scan
-from scripts.generate import load
 from scripts.quality.arms import CONTROL, DENSE, Arm
 from scripts.quality.clips import ClipOptions
 from scripts.quality.looking import look
@@ -31,6 +30,7 @@ from scripts.quality.selection_loss import Loss
 from scripts.quality.sensitivity import strategy_of
 from scripts.quality.trial import Trial, run
 from scripts.quality.verdict import Bounds, judge_all
+from scripts.run.denoising import load
 from scripts.run.settings import Settings
 from scripts.run.together import Together
 from scripts.train.recipe import POCKET

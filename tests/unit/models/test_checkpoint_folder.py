@@ -18,7 +18,7 @@ from models.families import form_of_checkpoint
 from models.pocket import CHECKPOINT
 from models.recipes import policy_of
 from parallel_attn import UnsupportedError
-from scripts import generate
+from scripts.run import denoising
 from scripts.run.settings import Settings
 
 
@@ -100,7 +100,7 @@ def test_pickled_weights_are_never_loaded(folder, tmp_path, monkeypatch):
         read_transformer_config(folder)
     torch.save({}, weights.with_suffix(".bin"))
     with pytest.raises(Exception, match="safetensors"):  # what the library says when the look above is left out
-        generate.load(folder, form_of_checkpoint(folder), Settings(model=str(folder)))
+        denoising.load(folder, form_of_checkpoint(folder), Settings(model=str(folder)))
     assert not (tmp_path / "ran").exists()
 
 
@@ -112,7 +112,7 @@ def test_code_in_a_checkpoint_is_never_run(folder, tmp_path, where):
         with pytest.raises(ValueError, match="is code"):
             read_transformer_config(folder)
     with pytest.raises(Exception):  # noqa: B017, PT011 - empty weights, or the code: whatever comes first
-        generate.load(folder, form_of_checkpoint(folder), Settings(model=str(folder)))
+        denoising.load(folder, form_of_checkpoint(folder), Settings(model=str(folder)))
     assert not (tmp_path / "ran").exists()
 
 
