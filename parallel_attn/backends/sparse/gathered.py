@@ -1,7 +1,7 @@
 """Block-sparse attention on a CPU: the kept keys and values of a query block, gathered, through PyTorch's flash kernel.
 
-One query block at a time: what it keeps then stays in the CPU's cache, and larger batches were measured slower. Only
-where there are more threads than one block occupies do several go together, those that keep equally many keys.
+One thread attends one query block at a time: what it keeps then stays in the CPU's cache, and larger batches were
+measured slower. With more threads as many neighbours go together, where they keep equally many keys.
 
 Every head runs alone, on contiguous copies that lie alike wherever its tensors lay, because the kernel's matrix
 products round by strides and alignment: a head gives the same bits on every rank and in every batch.
@@ -51,7 +51,7 @@ class GatheredSparse:
         if out is None:
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
         at_once = min(torch.get_num_threads(), MOST_AT_ONCE)
-        listed = torch.arange(selection.indices.shape[3]) < selection.counts[..., None]
+        listed = torch.arange(selection.indices.shape[3], device=q.device) < selection.counts[..., None]
         keys_kept = _keys_kept(call, selection).tolist()
         head = _KvHead(call, q, blocks_at_once=at_once * selection.indices.shape[3])
         q_SD = q.new_empty(call.query_rows, call.heads.head_dim)
