@@ -15,7 +15,7 @@ from parallel_attn.ranks import AgreementError, Alone, Peers, Watch
 HUNG = 70
 """Exit code of a rank that hangs in a native collective while another rank is known to have failed."""
 
-_watches: list[Watch] = []
+_watches: set[Watch | Alone] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,17 @@ def together(degree: int, *, device_type: str, stall_timeout: float = 300.0) -> 
     A rank that fails leaves its watch open: the others are told what became of it when its process ends.
     """
     mesh = init_ulysses_mesh(degree, device_type=device_type) if degree > 1 else None
-    watch = watch_over(mesh, stall_timeout=stall_timeout, end=_end)
-    if isinstance(watch, Watch):
-        _watches.append(watch)
+    watch = watched(mesh, stall_timeout=stall_timeout)
     yield Together(mesh, watch)
     watch.close()
-    if isinstance(watch, Watch):
-        _watches.remove(watch)
+    _watches.discard(watch)
+
+
+def watched(mesh: DeviceMesh | None, *, stall_timeout: float) -> Watch | Alone:
+    """A watch over the ranks of `mesh` that this process knows of when it is told to end, and that may end it."""
+    watch = watch_over(mesh, stall_timeout=stall_timeout, end=_end)
+    _watches.add(watch)
+    return watch
 
 
 def leave() -> None:
@@ -56,7 +60,8 @@ def leave() -> None:
 def say_why() -> None:
     """Give the watches a moment to say what ended this run."""
     for watch in _watches:
-        watch.cause()
+        if isinstance(watch, Watch):
+            watch.cause()
 
 
 def _end(error: AgreementError) -> None:

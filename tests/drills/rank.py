@@ -21,12 +21,12 @@ from parallel_attn import (
     Request,
     init_ulysses_mesh,
     local_rows,
-    watch_over,
 )
 from parallel_attn.exchange import Axis
 from parallel_attn.mesh import peers_on
 from parallel_attn.ranks import voters
-from scripts.run import launch, together
+from scripts.run import launch
+from scripts.run.together import watched
 from tests.drills.words import STALL, faulty_rank
 
 KERNEL = AttentionConfig(dense_backend="sdpa-flash")
@@ -42,8 +42,7 @@ class Drill:
         self.group = mesh.get_group("ulysses")
         self.rank, self.size = self.group.rank(), self.group.size()
         self.faulty = dist.get_rank() == faulty_rank(fault, world_size=dist.get_world_size())
-        end = lambda error: os._exit(together.HUNG)  # noqa: E731
-        self.peers = watch_over(mesh, stall_timeout=STALL, end=end) if watch else peers_on(mesh)
+        self.peers = watched(mesh, stall_timeout=STALL) if watch else peers_on(mesh)
         self.plan = AttentionPlan(mesh=mesh, config=KERNEL, peers=self.peers)
 
     def call(self, rows: int = 40, *, layer: int = 0, prefix: int = 3, dtype: torch.dtype | None = None) -> None:
