@@ -93,6 +93,9 @@ class ForwardHook(ModelHook):
         except BaseException as error:
             self.seams.abort()
             self.loop.plan.clock.stop()
+            if self.loop.plan.request is None and isinstance(error, Exception):
+                # The others are on their way to this forward's vote: there all of them raise, and stay in step.
+                self.loop.plan.peers.vote(error)
             self.loop.plan.peers.fail(error)
             raise
         finally:
