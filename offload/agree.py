@@ -1,7 +1,7 @@
 """All ranks enable offload, or none does.
 
 `agree` is a callable that every rank calls once, with a digest of what it is about to do or with the exception that
-stops it, and that raises on every rank unless all brought the same digest: `parallel_attn`'s `Liveness.vote` is one.
+stops it, and that raises on every rank unless all brought the same digest: `vote` of `parallel_attn`'s `Peers` is one.
 A callable and not a process group, because a vote over the data group would hang on a rank that is gone.
 """
 

@@ -48,7 +48,7 @@ class LayerwiseOffload:
         many as fit `gpu_budget_gib` with everything else that stays. `group_of` names the group of a parameter by its
         name inside its block, and `needed` says from a block call's arguments which groups the call reads; the others
         are not copied and hold anything. `local_ranks`: processes that share this host's memory. `agree`: see
-        `agreement.py`. Raises `OffloadRefusedError` or ValueError, changing nothing.
+        `agree.py`. Raises `OffloadRefusedError` or ValueError, changing nothing.
         """
         self.model = model
         self._backend: Backend = backend_for(device) if isinstance(device, torch.device | str) else device

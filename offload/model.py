@@ -47,7 +47,7 @@ class ModelOffload:
         """Move the components to the host, wherever they are.
 
         Parameters that two components share, and all buffers, stay on the device. `local_ranks`: processes that share
-        this host's memory. `agree`: see `agreement.py`. Raises `OffloadRefusedError` or ValueError, changing nothing.
+        this host's memory. `agree`: see `agree.py`. Raises `OffloadRefusedError` or ValueError, changing nothing.
         """
         self._backend: Backend = backend_for(device) if isinstance(device, torch.device | str) else device
         self._layerwise = {name: item for name, item in components.items() if isinstance(item, LayerwiseOffload)}
